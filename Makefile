@@ -1,0 +1,40 @@
+# `make compare` and `make test` are the two commands; both set up what they need.
+
+PYTHON ?= $(shell for v in 3.11 3.12 3.10; do command -v python$$v >/dev/null 2>&1 && python$$v -c 'import venv, ensurepip' >/dev/null 2>&1 && echo python$$v && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WHAT ?=
+
+.PHONY: setup compare test check results format clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "gradbridge needs Python 3.10, 3.11 or 3.12 with venv (on Debian: apt install python3-venv); or name one: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))' || { echo "gradbridge needs Python 3.10, 3.11 or 3.12; $(PYTHON) is another" >&2; exit 2; }
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,check]'
+	touch $@
+
+compare: $(STAMP)
+	$(BIN)/gradbridge compare $(WHAT)
+
+test: check
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(WHAT)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+results: $(STAMP)
+	$(BIN)/python -m bridge compare --out results/seed
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

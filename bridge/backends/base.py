@@ -1,0 +1,83 @@
+"""What the rest of the house knows of a backend: its name, what it is, and how to get its answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+from bridge.answers import UNAVAILABLE, Reply
+from bridge.case import Case
+from bridge.workers import Launch, Worker, WorkerError
+
+
+class Session(Protocol):
+    """A backend at work."""
+
+    def start(self) -> dict[str, str]:
+        """Make ready and return what the backend says of itself; raises :class:`bridge.workers.WorkerError`."""
+
+    def ask(self, case: Case, seq_len: int, loss_step: int | None) -> Reply:
+        """Compute one task. Whatever goes wrong is a verdict in the reply."""
+
+    def stop(self) -> None:
+        """End at once. Safe from any thread."""
+
+
+class Backend(Protocol):
+    """One way of computing the gradients of a case."""
+
+    @property
+    def name(self) -> str:
+        """``framework-version/variant``."""
+
+    @property
+    def about(self) -> str:
+        """One line on what it does."""
+
+    @property
+    def source(self) -> str:
+        """``live`` or ``recorded``."""
+
+    def open(self, timeout: float, says: Callable[[str], None] | None = None) -> Session:
+        """Begin; nothing is started before the session's first use."""
+
+
+class Absent:
+    """The session of a backend that cannot run here; every task gets the reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def start(self) -> dict[str, str]:
+        """Raise the reason."""
+        raise WorkerError(UNAVAILABLE, self.reason)
+
+    def ask(self, case: Case, seq_len: int, loss_step: int | None) -> Reply:
+        """Answer with the reason."""
+        return Reply.without_values(case.quantities, UNAVAILABLE, self.reason)
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveBackend:
+    """A backend that runs in a worker process.
+
+    Attributes
+    ----------
+    name, about : as in :class:`Backend`.
+    launch : how its worker process is started.
+    unavailable : why it cannot run here, with the command that would bring it; empty where it can.
+    """
+
+    name: str
+    about: str
+    launch: Launch
+    unavailable: str = ""
+    source: str = "live"
+
+    def open(self, timeout: float, says: Callable[[str], None] | None = None) -> Session:
+        """Begin a worker, or a session that says why there is none."""
+        return Absent(self.unavailable) if self.unavailable else Worker(self.launch, timeout, says)

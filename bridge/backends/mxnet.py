@@ -1,0 +1,445 @@
+"""Apache MXNet, 1.x and 2.x: its RNN operator (both kernels), its gluon layers, and gluon cells unrolled.
+
+The layout knowledge of MXNet lives here: the operator takes one flat parameter vector, all weights layer by layer and
+direction by direction (input before hidden), then all biases in the same order (``src/operator/rnn-inl.h``). Its gate
+order is the canonical one, so the conversion is packing alone.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bridge.answers import Answer, Reply
+from bridge.arithmetic import Array
+from bridge.backends.base import LiveBackend
+from bridge.case import GATES, PARAM_NAMES, Case, Weights
+from bridge.errors import BadInputError, UnsupportedError
+from bridge.workers import Launch
+
+PINNED = "2.0.0b1"
+KERNELS = ("native", "onednn")
+VARIANTS = (
+    "fused-onednn",
+    "fused-native",
+    "cached-native",
+    "cached-onednn",
+    "gluon-native",
+    "gluon-onednn",
+    "unrolled",
+)
+_WAYS = {
+    "fused": "the RNN operator, called imperatively",
+    "cached": "the RNN operator through CachedOp",
+    "gluon": "the gluon layer, parameters' grad_req 'null' unless requested",
+    "unrolled": "gluon cells unrolled step by step, no RNN operator",
+}
+_REFUSAL = re.compile(r"not (?:yet )?(?:be )?(?:supported|implemented|available)|unsupported|only supports?\b", re.I)
+
+
+# -- the parent's side -------------------------------------------------------------------------------------------
+
+
+def backends() -> list[LiveBackend]:
+    """Every variant of the MXNet that this Python has (or would have)."""
+    try:
+        version, missing = importlib.metadata.version("mxnet"), ""
+    except importlib.metadata.PackageNotFoundError:
+        version, missing = PINNED, f"MXNet is not installed here; get it with: pip install mxnet=={PINNED}"
+    found = []
+    for variant in VARIANTS:
+        way, _, kernel = variant.partition("-")
+        switch = {_switch(version): "1" if kernel == "onednn" else "0"} if kernel else {}
+        found.append(
+            LiveBackend(
+                name=f"mxnet-{version}/{variant}",
+                about=_WAYS[way] + (f", {'oneDNN' if kernel == 'onednn' else 'native'} kernel" if kernel else ""),
+                launch=Launch(
+                    "bridge.backends.mxnet",
+                    {"variant": variant},
+                    {**switch, "MXNET_CPU_WORKER_NTHREADS": "1"},
+                ),
+                unavailable=missing,
+            )
+        )
+    return found
+
+
+def _switch(version: str) -> str:
+    return "MXNET_USE_MKLDNN_RNN" if version.startswith("1.") else "MXNET_USE_ONEDNN_RNN"
+
+
+# -- layout ------------------------------------------------------------------------------------------------------
+
+
+def flatten(params: Sequence[Sequence[Weights]]) -> Array:
+    """Pack canonical parameters into the operator's vector, shape (P,)."""
+    cells = [weights for directions in params for weights in directions]
+    parts = [array for weights in cells for array in (weights.weight_ih, weights.weight_hh)]
+    parts += [array for weights in cells for array in (weights.bias_ih, weights.bias_hh)]
+    return np.concatenate([part.ravel() for part in parts])
+
+
+def unflatten(vector: Array, shapes: Sequence[Sequence[Weights]]) -> tuple[tuple[Weights, ...], ...]:
+    """Inverse of :func:`flatten`, for parameters shaped like ``shapes``. Gradients convert alike: it is a relabelling.
+
+    Raises
+    ------
+    ValueError
+        When the vector's length is not theirs.
+    """
+    cells = [weights for directions in shapes for weights in directions]
+    parts = [array.shape for weights in cells for array in (weights.weight_ih, weights.weight_hh)]
+    parts += [array.shape for weights in cells for array in (weights.bias_ih, weights.bias_hh)]
+    ends = np.cumsum([int(np.prod(shape)) for shape in parts])
+    if vector.shape != (ends[-1],):
+        raise ValueError(f"a parameter vector of shape ({ends[-1]},) expected, found {vector.shape}")
+    taken = [part.reshape(shape) for part, shape in zip(np.split(vector, ends[:-1]), parts, strict=True)]
+    count = len(cells)
+    whole = [Weights(*taken[2 * i : 2 * i + 2], *taken[2 * (count + i) : 2 * (count + i) + 2]) for i in range(count)]
+    directions = len(shapes[0])
+    return tuple(tuple(whole[i : i + directions]) for i in range(0, count, directions))
+
+
+def _by_name(params: Sequence[Sequence[Weights]]) -> dict[str, Any]:
+    return {
+        f"d{name}": tuple(tuple(getattr(weights, name) for weights in directions) for directions in params)
+        for name in PARAM_NAMES
+    }
+
+
+def fields_from_gluon(layer: Any, x: Any, states: Any) -> dict[str, Any]:
+    """Fields of a :class:`Case` out of a live gluon recurrent layer, by duck typing.
+
+    Raises
+    ------
+    BadInputError
+        For what a case cannot express.
+    """
+    where = f"gluon layer {type(layer).__name__}"
+    mode = getattr(layer, "_mode", None)
+    if mode not in GATES or not hasattr(layer, "_num_layers"):
+        raise BadInputError(where, "", "a gluon.rnn RNN, LSTM or GRU layer", type(layer).__name__)
+    for attribute, means in (
+        ("_projection_size", "projection"),
+        ("_dropout", "dropout"),
+        ("_lstm_state_clip_min", "state clipping"),
+        ("_use_sequence_length", "variable sequence lengths"),
+    ):
+        if getattr(layer, attribute, None):
+            raise BadInputError(
+                where, attribute.strip("_"), f"no {means} (a case has none)", repr(getattr(layer, attribute))
+            )
+    sequence = _numpy(x)
+    if sequence.ndim != 3:
+        raise BadInputError(where, "x", f"a batch of sequences, layout {layer._layout}", f"shape {sequence.shape}")
+    if layer._layout == "NTC":
+        sequence = sequence.swapaxes(0, 1)
+    layers, directions, hidden, inputs = layer._num_layers, layer._dir, layer._hidden_size, sequence.shape[2]
+    rows = GATES[mode] * hidden
+    shapes = [
+        [
+            Weights(
+                *(
+                    np.empty(shape)
+                    for shape in ((rows, inputs if k == 0 else directions * hidden), (rows, hidden), (rows,), (rows,))
+                )
+            )
+            for _ in range(directions)
+        ]
+        for k in range(layers)
+    ]
+    try:
+        if hasattr(layer, "rnn_param"):  # 2.x: one flat parameter
+            params = unflatten(_numpy(layer.rnn_param.data()), shapes)
+        else:
+            params = tuple(
+                tuple(
+                    Weights(
+                        *(
+                            _numpy(getattr(layer, f"{way}{k}_{name}").data())
+                            for name in ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias")
+                        )
+                    )
+                    for way in "lr"[:directions]
+                )
+                for k in range(layers)
+            )
+    except ValueError as error:
+        raise BadInputError(where, "x", "the layer's input size", str(error)) from None
+    except Exception as error:
+        raise BadInputError(where, "", "an initialized layer", str(error).partition("\n")[0]) from None
+    given = [
+        _numpy(state) for state in (states if isinstance(states, (list, tuple)) else [states]) if state is not None
+    ]
+    zeros = np.zeros((layers * directions, sequence.shape[1], hidden), sequence.dtype)
+    fields = {
+        "name": f"gluon-{mode}",
+        "source": f"taken out of a gluon {type(layer).__name__} layer",
+        "mode": mode,
+        "dtype": str(params[0][0].weight_ih.dtype),
+        "x": sequence,
+        "params": params,
+        "h0": given[0] if given else zeros,
+        "requested": ("x", "params", "h0"),
+    }
+    if mode == "lstm":
+        fields |= {"c0": given[1] if len(given) > 1 else zeros, "requested": ("x", "params", "h0", "c0")}
+    return fields
+
+
+def _numpy(array: Any) -> Array:
+    result: Array = array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)
+    return result
+
+
+# -- the worker's side -------------------------------------------------------------------------------------------
+
+
+def open_backend(variant: str) -> MXNet:
+    """Import MXNet in this process and make the variant ready."""
+    return MXNet(variant)
+
+
+class MXNet:
+    """One variant, in a worker whose environment already holds MXNet's switch."""
+
+    def __init__(self, variant: str) -> None:
+        _numpy_of_its_day()
+        import mxnet
+
+        self.mx = mxnet
+        self.way, _, self.kernel = variant.partition("-")
+        features = mxnet.runtime.Features()
+        self.onednn = any(name in features and features.is_enabled(name) for name in ("ONEDNN", "MKLDNN"))
+        self.info = {
+            "framework": "mxnet",
+            "version": importlib.metadata.version(next(name for name in ("mxnet", "mxnet-native") if _installed(name))),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "onednn": "yes" if self.onednn else "no",
+        }
+        self.run_way: Callable[..., Reply] = {
+            "fused": self._operator,
+            "cached": self._operator,
+            "gluon": self._gluon,
+            "unrolled": self._unrolled,
+        }[self.way]
+
+    def disturb(self) -> None:
+        """Leave values in the pooled memory that a kernel would show if it read before writing."""
+        nd = self.mx.nd
+        held = [nd.full((4**power,), 12345.678) for power in range(3, 9) for _ in range(4)]
+        nd.waitall()
+        del held
+        nd.waitall()
+
+    def run(self, case: Case, seq_len: int, loss_step: int | None) -> Reply:
+        """Compute what the case requests, with exactly that attached."""
+        if self.way != "unrolled" and case.mode == "rnn_identity":
+            raise UnsupportedError("MXNet's RNN operator has no identity activation")
+        if self.kernel == "onednn" and case.dtype == "float64":
+            raise UnsupportedError("oneDNN serves float32 only; MXNet would run its native kernel instead")
+        if self.kernel == "onednn" and not self.onednn:
+            raise UnsupportedError("this MXNet is built without oneDNN; it would run its native kernel instead")
+        given = {"x": case.x[:seq_len], "h0": case.h0}
+        if case.c0 is not None:
+            given["c0"] = case.c0
+        try:
+            return self.run_way(case, given, case.heads(seq_len, loss_step))
+        except self.mx.base.MXNetError as error:
+            words = next((line.strip() for line in str(error).splitlines() if _REFUSAL.search(line)), None)
+            if words is None:
+                raise
+            raise UnsupportedError(re.sub(r"^.*?Error: ", "", words)) from None
+
+    def _reply(
+        self, case: Case, y: Any, grads: Mapping[str, Any], handed: Mapping[str, Any], given: Mapping[str, Array]
+    ) -> Reply:
+        """Read everything (MXNet raises late) and look whether an input was written into."""
+        answers = {"y": Answer(y.asnumpy())}
+        for quantity in case.quantities[1:]:
+            value = grads[quantity]
+            answers[quantity] = Answer(value if isinstance(value, (tuple, np.ndarray)) else value.asnumpy())
+        notes = tuple(
+            f"MXNet wrote into its input {name}"
+            for name, array in handed.items()
+            if array.asnumpy().tobytes() != np.ascontiguousarray(given[name], case.dtype).tobytes()
+        )
+        return Reply(answers, notes)
+
+    # -- the RNN operator ----------------------------------------------------------------------------------------
+
+    def _operator(self, case: Case, given: dict[str, Array], heads: tuple[Array, Array | None, Array | None]) -> Reply:
+        nd, autograd = self.mx.nd, self.mx.autograd
+        given = {"x": given["x"], "params": flatten(case.params), **{k: v for k, v in given.items() if k != "x"}}
+        arrays = {name: nd.array(value, dtype=case.dtype) for name, value in given.items()}
+        for name in case.requested:
+            arrays[name].attach_grad()
+        options = {
+            "mode": case.mode,
+            "state_size": case.hidden_size,
+            "num_layers": case.layers,
+            "bidirectional": case.bidirectional,
+            "state_outputs": True,
+        }
+        if self.way == "cached":
+            symbols = [self.mx.sym.var(name) for name in arrays]
+            call = self.mx.nd.CachedOp(self.mx.sym.RNN(*symbols, **options))
+        else:
+
+            def call(*inputs: Any) -> Any:
+                return nd.RNN(*inputs, **options)
+
+        with autograd.record():
+            outputs = call(*arrays.values())
+        _backward(autograd, outputs, [None if head is None else nd.array(head, dtype=case.dtype) for head in heads])
+        grads = {f"d{name}": array.grad for name, array in arrays.items() if name in case.requested}
+        if "params" in case.requested:
+            grads |= _by_name(unflatten(grads.pop("dparams").asnumpy(), case.params))
+        return self._reply(case, outputs[0], grads, arrays, given)
+
+    # -- the gluon layer -----------------------------------------------------------------------------------------
+
+    def _gluon(self, case: Case, given: dict[str, Array], heads: tuple[Array, Array | None, Array | None]) -> Reply:
+        mx, xp = self.mx, self._frontend()
+        kind = {"lstm": "LSTM", "gru": "GRU"}.get(case.mode, "RNN")
+        activation = {"activation": case.mode.removeprefix("rnn_")} if kind == "RNN" else {}
+        layer = getattr(mx.gluon.rnn, kind)(
+            case.hidden_size,
+            case.layers,
+            bidirectional=case.bidirectional,
+            input_size=case.input_size,
+            dtype=case.dtype,
+            **activation,
+        )
+        arrays = {name: xp.array(value, dtype=case.dtype) for name, value in given.items()}
+        layer.initialize()
+        flat = hasattr(layer, "rnn_param")
+        if flat:
+            layer.infer_shape(arrays["x"])
+            layer.rnn_param._finish_deferred_init() if layer.rnn_param._deferred_init else None
+            parameters = {"params": (layer.rnn_param, flatten(case.params))}
+        else:
+            parameters = {
+                f"{way}{k}_{name}": (getattr(layer, f"{way}{k}_{name}"), array)
+                for k, directions in enumerate(case.params)
+                for way, weights in zip("lr", directions, strict=False)
+                for name, array in zip(_GLUON_NAMES, weights, strict=True)
+            }
+        self._load(parameters, case)
+        for name in case.requested:
+            if name != "params":
+                arrays[name].attach_grad()
+        with mx.autograd.record():
+            y, states = layer(arrays["x"], [arrays[name] for name in ("h0", "c0") if name in arrays])
+        _backward(mx.autograd, [y, *states], [None if h is None else xp.array(h, dtype=case.dtype) for h in heads])
+        grads = {f"d{name}": arrays[name].grad for name in case.requested if name != "params"}
+        if "params" in case.requested:
+            if flat:
+                grads |= _by_name(unflatten(layer.rnn_param.grad().asnumpy(), case.params))
+            else:
+                grads |= _by_name(
+                    [
+                        [
+                            Weights(*(parameters[f"{way}{k}_{name}"][0].grad().asnumpy() for name in _GLUON_NAMES))
+                            for way in "lr"[: case.directions]
+                        ]
+                        for k in range(case.layers)
+                    ]
+                )
+        return self._reply(case, y, grads, arrays, given)
+
+    def _load(self, parameters: Mapping[str, tuple[Any, Array]], case: Case) -> None:
+        for parameter, value in parameters.values():
+            parameter.grad_req = "write" if "params" in case.requested else "null"
+            parameter.set_data(self._frontend().array(value, dtype=case.dtype))
+
+    def _frontend(self) -> Any:
+        """The array module that gluon works with: ``mx.np`` from 2.0, ``mx.nd`` before."""
+        return self.mx.nd if self.mx.__version__.startswith("1.") else self.mx.np
+
+    # -- gluon cells ---------------------------------------------------------------------------------------------
+
+    def _unrolled(self, case: Case, given: dict[str, Array], heads: tuple[Array, Array | None, Array | None]) -> Reply:
+        mx, xp = self.mx, self._frontend()
+        arrays = {name: xp.array(value, dtype=case.dtype) for name, value in given.items()}
+        cells = [[self._cell(case, weights) for weights in directions] for directions in case.params]
+        for name in case.requested:
+            if name != "params":
+                arrays[name].attach_grad()
+        steps = len(given["x"])
+        with mx.autograd.record():
+            below, finals = arrays["x"], []
+            for layer, directions in enumerate(cells):
+                start = [
+                    arrays[name][layer * len(directions) + direction]
+                    for direction in range(len(directions))
+                    for name in ("h0", "c0")
+                    if name in arrays
+                ]
+                whole = directions[0] if len(directions) == 1 else mx.gluon.rnn.BidirectionalCell(*directions)
+                below, states = whole.unroll(steps, below, begin_state=start, layout="TNC", merge_outputs=True)
+                finals += states
+            stack = xp.stack if hasattr(mx, "np") and xp is mx.np else lambda states: mx.nd.stack(*states)
+            per_cell = 2 if "c0" in arrays else 1
+            outputs = [below, *(stack(finals[kind::per_cell]) for kind in range(per_cell))]
+        _backward(mx.autograd, outputs, [None if h is None else xp.array(h, dtype=case.dtype) for h in heads])
+        grads = {f"d{name}": arrays[name].grad for name in case.requested if name != "params"}
+        if "params" in case.requested:
+            grads |= _by_name(
+                [
+                    [Weights(*(getattr(cell, name).grad().asnumpy() for name in _GLUON_NAMES)) for cell in directions]
+                    for directions in cells
+                ]
+            )
+        return self._reply(case, below, grads, arrays, given)
+
+    def _cell(self, case: Case, weights: Weights) -> Any:
+        rnn = self.mx.gluon.rnn
+        size, inputs = case.hidden_size, weights.weight_ih.shape[1]
+        if case.mode == "lstm":
+            cell = rnn.LSTMCell(size, input_size=inputs)
+        elif case.mode == "gru":
+            cell = rnn.GRUCell(size, input_size=inputs)
+        else:
+            word = case.mode.removeprefix("rnn_")  # a cell takes a callable for identity, not the word
+            cell = rnn.RNNCell(size, activation=_identity if word == "identity" else word, input_size=inputs)
+        cell.cast(case.dtype)
+        cell.initialize()
+        self._load(
+            {name: (getattr(cell, name), array) for name, array in zip(_GLUON_NAMES, weights, strict=True)}, case
+        )
+        return cell
+
+
+_GLUON_NAMES = ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias")
+
+
+def _identity(inputs: Any) -> Any:
+    return inputs
+
+
+def _backward(autograd: Any, outputs: Sequence[Any], heads: Sequence[Any]) -> None:
+    """Feed head gradients to the outputs that have one."""
+    given = [(output, head) for output, head in zip(outputs, heads, strict=False) if head is not None]
+    autograd.backward([output for output, _ in given], [head for _, head in given])
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _numpy_of_its_day() -> None:
+    """Give NumPy back the alias that MXNet reads at import and later, and that NumPy 1.24 dropped."""
+    if "bool" not in vars(np):
+        np.bool = np.bool_  # type: ignore[attr-defined, unused-ignore]

@@ -1,0 +1,332 @@
+"""Case x backend -> verdicts -> tidy pandas tables."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import bridge
+from bridge.answers import CRASHED, Reply, first_line
+from bridge.backends.base import Backend
+from bridge.backends.registry import select
+from bridge.case import Case, load_case, shipped_cases
+from bridge.errors import BadInputError
+from bridge.tolerance import SAMPLES, SEED, Truth, truth
+from bridge.verdicts import WRONG, Judged, judge
+from bridge.workers import WorkerError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DEFAULT_TIMEOUT = 60.0
+"""Seconds a backend may take over one task."""
+
+SEQUENCES = ("y", "dx")
+"""Quantities with a time axis."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a backend is asked at once: one case, one prefix of it, the whole head or one loss step."""
+
+    case: Case
+    seq_len: int
+    loss_step: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A backend's judged answer to a task."""
+
+    backend: str
+    task: Task
+    quantities: Mapping[str, Judged]
+
+
+@dataclasses.dataclass
+class Progress:
+    """Told of a run as it goes; every method may be called from any thread."""
+
+    def begin(self, total: int) -> None:
+        """Tell how many tasks there are over all backends."""
+
+    def starting(self, backend: str, line: str) -> None:
+        """Tell that a backend is starting, with its own last word."""
+
+    def done(self, backend: str) -> None:
+        """Tell that one task is done."""
+
+
+def compare(
+    cases: Case | str | os.PathLike[str] | Iterable[Case | str | os.PathLike[str]] | None = None,
+    backends: Iterable[str | Backend] | None = None,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    loss_steps: bool = False,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Feed cases to backends and to the reference, and judge every gradient element.
+
+    Parameters
+    ----------
+    cases : Case, name, path, or several of them
+        All shipped cases by default.
+    backends : patterns or backends
+        Wildcards against names such as ``mxnet-2.0.0b1/fused-native``; the default set if None.
+    timeout : float
+        Seconds one task may take in a backend.
+    loss_steps : bool
+        Ask for each loss step alone too, beside the whole head.
+    progress : Progress, optional
+
+    Returns
+    -------
+    Comparison
+        Complete, or with what was finished when the run was interrupted (``interrupted`` is then true).
+
+    Raises
+    ------
+    BadInputError
+        For a case, file or pattern that cannot be used.
+    """
+    return Run(_cases(cases), select(backends), timeout, loss_steps, progress or Progress()).go()
+
+
+def _cases(given: Any) -> list[Case]:
+    if given is None:
+        given = shipped_cases()
+    if isinstance(given, (Case, str, os.PathLike)):
+        given = [given]
+    cases = [case if isinstance(case, Case) else load_case(case) for case in given]
+    if not cases:
+        raise BadInputError("cases", "", "at least one case", "none")
+    names = [case.name for case in cases]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise BadInputError("cases", "name", "each case's name once in a run", f"{twice!r} twice")
+    return cases
+
+
+class Run:
+    """One comparison at work: a thread per backend feeds its session while the main thread computes the truth."""
+
+    def __init__(
+        self, cases: list[Case], backends: list[Backend], timeout: float, loss_steps: bool, progress: Progress
+    ) -> None:
+        self.cases, self.backends, self.progress = cases, backends, progress
+        self.tasks = [
+            Task(case, seq_len, step)
+            for case in cases
+            for seq_len in case.seq_lens
+            for step in (None, *(range(seq_len) if loss_steps else ()))
+        ]
+        self.sessions = {backend.name: backend.open(timeout, _saying(progress, backend.name)) for backend in backends}
+        self.replies: dict[str, list[Reply]] = {backend.name: [] for backend in backends}
+        self.rows: dict[str, dict[str, str]] = {}
+        self.seconds: dict[str, dict[str, float]] = {backend.name: {} for backend in backends}
+        self.stopping = threading.Event()
+        self.truths: dict[tuple[int, str], Truth] = {}
+
+    def go(self) -> Comparison:
+        """Run everything; an interrupt ends the workers and keeps what is finished."""
+        from threadpoolctl import threadpool_limits
+
+        started = time.time()
+        self.progress.begin(len(self.tasks) * len(self.backends))
+        interrupted = False
+        executor = ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1), thread_name_prefix="backend")
+        try:
+            with threadpool_limits(limits=1):  # workers keep the other cores busy; see DESIGN
+                futures = [executor.submit(self._feed, backend) for backend in self.backends]
+                began = time.monotonic()
+                for index, task in enumerate(self.tasks):
+                    self.truths[index, task.case.dtype] = truth(task.case, task.seq_len, task.loss_step)
+                reference_seconds = time.monotonic() - began
+                for future in futures:
+                    future.result()
+        except KeyboardInterrupt:
+            interrupted = True
+            reference_seconds = float("nan")
+        finally:
+            self.stopping.set()
+            for session in self.sessions.values():
+                session.stop()
+            executor.shutdown(wait=True, cancel_futures=True)
+        outcomes = self._judge()
+        return Comparison(
+            self.cases,
+            outcomes,
+            [self.rows[backend.name] for backend in self.backends if backend.name in self.rows],
+            self._manifest(started, reference_seconds),
+            interrupted,
+        )
+
+    def _feed(self, backend: Backend) -> None:
+        session = self.sessions[backend.name]
+        row = {"backend": backend.name, "source": backend.source, "state": "ran", "versions": "", "reason": ""}
+        began = time.monotonic()
+        with contextlib.suppress(WorkerError):
+            session.start()
+        self.seconds[backend.name]["start"] = time.monotonic() - began
+        for task in self.tasks:
+            if self.stopping.is_set():
+                break
+            reply = session.ask(task.case, task.seq_len, task.loss_step)
+            if self.stopping.is_set():
+                break  # the reply is of a worker that was told to end
+            self.replies[backend.name].append(reply)
+            self.progress.done(backend.name)
+        self.seconds[backend.name]["total"] = time.monotonic() - began
+        try:
+            info = session.start() if not self.stopping.is_set() else {}
+            row["versions"] = " ".join(f"{key}={value}" for key, value in info.items())
+        except WorkerError as error:
+            row |= {"state": error.verdict, "reason": str(error)}
+        self.rows[backend.name] = row
+        session.stop()
+
+    def _judge(self) -> list[Outcome]:
+        outcomes = []
+        for index, task in enumerate(self.tasks):
+            for backend in self.backends:
+                replies = self.replies[backend.name]
+                if index < len(replies):
+                    outcomes.append(Outcome(backend.name, task, self._verdicts(index, task, replies[index])))
+        return outcomes
+
+    def _verdicts(self, index: int, task: Task, reply: Reply) -> dict[str, Judged]:
+        known = self.truths.get((index, task.case.dtype))
+        if known is None:  # the run was interrupted before the reference came to it
+            known = self.truths[index, task.case.dtype] = truth(task.case, task.seq_len, task.loss_step)
+        if reply.start is not None:
+            known = truth(task.case.replace(**reply.start), task.seq_len, task.loss_step)
+        verdicts = {}
+        for quantity, answer in reply.answers.items():
+            try:
+                verdicts[quantity] = judge(quantity, answer, known, reply.notes)
+            except ValueError as error:
+                verdicts[quantity] = Judged(CRASHED, first_line(str(error)))
+        return verdicts
+
+    def _manifest(self, started: float, reference_seconds: float) -> dict[str, Any]:
+        import pandas as pd
+
+        return {
+            "gradbridge": bridge.__version__,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+            "seconds": {"total": time.time() - started, "reference": reference_seconds, "backends": self.seconds},
+            "platform": {
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+                "pandas": pd.__version__,
+                "system": platform.platform(),
+                "machine": platform.machine(),
+                "cpus": os.cpu_count(),
+            },
+            "threads": {"reference": 1, "worker": 1},
+            "noise_floor": {"samples": SAMPLES, "seed": SEED},
+            "cases": {case.name: {"digest": case.digest(), "source": case.source} for case in self.cases},
+            "backends": dict(sorted(self.rows.items())),
+            "switches": {
+                backend.name: dict(backend.launch.env) for backend in self.backends if hasattr(backend, "launch")
+            },
+        }
+
+
+def _saying(progress: Progress, backend: str) -> Callable[[str], None]:
+    return lambda line: progress.starting(backend, line)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The tables of a run. Each is made when first asked for.
+
+    Attributes
+    ----------
+    cases : the cases, in order.
+    outcomes : judged answers, ordered by case, prefix, loss step and backend.
+    backend_rows : one row per backend.
+    manifest : versions, switches, digests, seeds, timings; what ``run.json`` holds.
+    interrupted : whether the run ended early; the tables then hold what was finished.
+    """
+
+    cases: Sequence[Case]
+    outcomes: Sequence[Outcome]
+    backend_rows: Sequence[Mapping[str, str]]
+    manifest: Mapping[str, Any]
+    interrupted: bool = False
+
+    @cached_property
+    def gradients(self) -> pd.DataFrame:
+        """One row per scalar that a backend gave, or said to be nothing or not repeatable."""
+        from bridge.report import tables
+
+        return tables.gradients(self.outcomes)
+
+    @cached_property
+    def timesteps(self) -> pd.DataFrame:
+        """One row per case, backend, ``y`` or ``dx``, prefix, loss step and time step."""
+        from bridge.report import tables
+
+        return tables.timesteps(self.outcomes)
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """One row per case, backend and quantity."""
+        from bridge.report import tables
+
+        return tables.summary(self.outcomes)
+
+    @cached_property
+    def pairs(self) -> pd.DataFrame:
+        """Backends against each other, without the reference in between."""
+        from bridge.report import tables
+
+        return tables.pairs(self.outcomes)
+
+    @cached_property
+    def backends(self) -> pd.DataFrame:
+        """One row per backend: where its answers come from, versions, and why there are none."""
+        from bridge.report import tables
+
+        return tables.backends(self.backend_rows)
+
+    @cached_property
+    def not_repeatable(self) -> pd.DataFrame:
+        """Both values of every element whose bits differed between two identical calls."""
+        from bridge.report import tables
+
+        return tables.not_repeatable(self.outcomes)
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write every table as CSV, and ``run.json``, each whole or not at all.
+
+        Raises
+        ------
+        BadInputError
+            When the folder cannot be written.
+        """
+        from bridge.report import files
+
+        return files.save(self, Path(folder))
+
+    @property
+    def disagreements(self) -> int:
+        """How many (case, backend, quantity) have a value that is wrong, not finite or not repeatable."""
+        return int(self.summary["verdict"].isin(WRONG).sum())
+
+    @property
+    def ran(self) -> bool:
+        """Whether any backend gave any value."""
+        return any(judged.blocks for outcome in self.outcomes for judged in outcome.quantities.values())

@@ -1,0 +1,83 @@
+"""A run's tables as files: CSV, and the manifest as JSON. Each appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.case import atomic
+from bridge.errors import BadInputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bridge.comparison import Comparison
+
+TABLES = ("gradients", "timesteps", "summary", "pairs", "backends")
+
+
+def save(comparison: Comparison, folder: Path) -> Path:
+    """Write every table of a comparison into a folder, which is made if missing.
+
+    Raises
+    ------
+    BadInputError
+        When it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in TABLES:
+            write_csv(getattr(comparison, name), folder / f"{name}.csv")
+        side = folder / "not_repeatable.csv"
+        if len(comparison.not_repeatable):
+            write_csv(comparison.not_repeatable, side)
+        else:
+            side.unlink(missing_ok=True)
+        write_json(dict(comparison.manifest), folder / "run.json")
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    return folder
+
+
+def check_writable(folder: str) -> None:
+    """Make the folder and try it, so that a run does not end at a folder that cannot take its results.
+
+    Raises
+    ------
+    BadInputError
+        When it cannot be written.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise unwritable(Path(folder), error) from None
+
+
+def unwritable(folder: Path, error: OSError) -> BadInputError:
+    """Return the refusal for a folder that cannot be written."""
+    return BadInputError(str(folder), "", "a folder that can be written", error.strerror or str(error))
+
+
+def write_csv(frame: pd.DataFrame, path: Path) -> None:
+    """Write a table; floats as the shortest decimals that read back to the same bits."""
+    with atomic(path) as temporary:
+        frame.to_csv(temporary, index=False, lineterminator="\n")
+
+
+def write_json(value: Any, path: Path) -> None:
+    """Write plain data, sorted and indented; NaN becomes null."""
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(_finite(value), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

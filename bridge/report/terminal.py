@@ -1,0 +1,187 @@
+"""What a run says on the terminal: progress, the table of verdicts, the report's view of several lengths."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from bridge.comparison import Comparison, Outcome, Progress
+from bridge.verdicts import AGREES, NO_VALUES, Block
+
+if TYPE_CHECKING:
+    from bridge.case import Case
+
+STYLES = {"agrees": "green", "disagrees": "bold red", "not finite": "bold red", "not repeatable": "bold magenta"}
+
+
+class TerminalProgress(Progress):
+    """A bar on a terminal; plain lines, one per finished backend, when piped."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.lock = threading.Lock()
+        self.counts: dict[str, int] = {}
+        self.said: dict[str, str] = {}
+        self.per_backend = 0
+        self.bar: Bar | None = None
+        self.task: Any = None
+
+    def __enter__(self) -> TerminalProgress:
+        if self.console.is_terminal:
+            self.bar = Bar(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=self.console,
+                transient=True,
+            )
+            self.bar.start()
+            self.task = self.bar.add_task("starting", total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def begin(self, total: int) -> None:
+        """Set the bar's end."""
+        if self.bar is not None:
+            self.bar.update(self.task, total=total)
+        else:
+            self.console.print(f"{total} gradient runs", soft_wrap=True)
+
+    def starting(self, backend: str, line: str) -> None:
+        """Show what a slow starter says, once per line."""
+        with self.lock:
+            if self.said.get(backend) == line:
+                return
+            self.said[backend] = line
+        if self.bar is not None:
+            self.bar.update(self.task, description=escape(f"{backend}: {line}"[:60]))
+        else:
+            self.console.print(escape(f"{backend} starts: {line}"), soft_wrap=True)
+
+    def done(self, backend: str) -> None:
+        """Advance."""
+        if self.bar is not None:
+            self.bar.update(self.task, advance=1, description=escape(backend))
+
+
+def print_comparison(comparison: Comparison, console: Console, folder: str | None) -> None:
+    """Print the verdict table, the lengths' view, why backends are missing, and where the files are."""
+    for case in comparison.cases:
+        summary = comparison.summary
+        print_verdicts(case, summary[summary["case"] == case.name], console)
+        if len(case.seq_lens) > 1 and "x" in case.requested:
+            print_lengths(case, comparison.outcomes, console)
+    for _, row in comparison.backends.iterrows():
+        if row["reason"]:
+            console.print(f"{escape(row['backend'])}: {row['state']}: {escape(row['reason'])}", soft_wrap=True)
+    count = comparison.disagreements
+    if comparison.interrupted:
+        console.print("[bold]interrupted[/]: what was finished is kept", soft_wrap=True)
+    console.print(f"{count or 'no'} disagreement{'s' * (count != 1)} (case x backend x quantity)")
+    if folder is not None:
+        console.print(f"tables: {escape(folder)}", soft_wrap=True)
+
+
+def print_verdicts(case: Case, summary: pd.DataFrame, console: Console) -> None:
+    """Print one case's table: a line per backend and verdict where there are values, then the reasons."""
+    console.print(f"[bold]{escape(repr(case).strip('<>'))}[/]", soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for name in ("backend", "quantity", "verdict", "worst error", "at"):
+        table.add_column(name, no_wrap=name != "quantity", min_width=9 if name == "quantity" else None)
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for backend, rows in summary.groupby("backend", sort=False):
+        for verdict, same in rows.groupby("verdict", sort=False):
+            alone = verdict not in (AGREES, *NO_VALUES)
+            for group in [same[same["quantity"] == name] for name in same["quantity"]] if alone else [same]:
+                label = "all" if len(group) == len(rows) > 2 else " ".join(group["quantity"])
+                if verdict not in NO_VALUES:
+                    table.add_row(escape(str(backend)), label, _styled(str(verdict)), *_worst(group))
+                for reason in dict.fromkeys(filter(None, group["reason"])):
+                    what = str(backend) if label == "all" else f"{backend} {label}"
+                    reasons.setdefault((str(verdict), reason), []).append(what)
+    if table.row_count:
+        console.print(table)
+    for (verdict, reason), owners in reasons.items():
+        console.print(f"  {_styled(verdict)} [dim]{escape(', '.join(owners))}[/]: {escape(reason)}", soft_wrap=True)
+    console.print()
+
+
+def _styled(verdict: str) -> str:
+    return f"[{STYLES.get(verdict, 'yellow')}]{verdict}[/]"
+
+
+def _worst(group: pd.DataFrame) -> tuple[str, str]:
+    """Worst error and its place."""
+    if group["max_abs_err"].isna().all():
+        return "", ""
+    row = group.loc[group["max_abs_err"].idxmax()]
+    step = "" if pd.isna(row["worst_timestep"]) else f" t={row['worst_timestep']}"
+    return f"{row['max_abs_err']:.2g}, rel {row['max_rel_err']:.2g}", f"L={row['worst_seq_len']}{step}"
+
+
+def print_lengths(case: Case, outcomes: Sequence[Outcome], console: Console) -> None:
+    """Print dL/dx at each position against the sequence length, as in apache/mxnet#21143.
+
+    A right gradient of an earlier position changes when the sequence grows, since later outputs depend on it.
+    """
+    groups: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    lengths: list[int] = []
+    for backend, blocks in _dx_by_length(case, outcomes).items():
+        lengths = sorted(blocks)
+        rows = []
+        for step in range(lengths[-1]):
+            having = [length for length in lengths if length > step]
+            values = [f"{blocks[n].value[step, 0, 0]:.8f}" if n > step else "" for n in lengths]
+            rows.append((str(step), *values, _growth(step, having, blocks)))
+        groups.setdefault(tuple(rows), []).append(backend)
+    for same, backends in groups.items():
+        console.print(escape(f"{', '.join(backends)}: dL/dx[t, 0, 0] by sequence length"), soft_wrap=True)
+        table = Table("t", box=None, pad_edge=False)
+        for length in lengths:
+            table.add_column(f"L={length}", justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for row in same:
+            table.add_row(*row)
+        console.print(table)
+        console.print()
+
+
+def _growth(step: int, having: Sequence[int], blocks: dict[int, Block]) -> str:
+    """Say whether the position's gradient stays within rounding over all lengths, and whether it should."""
+    if len(having) < 2:
+        return ""
+
+    def stays(values: str) -> bool:
+        return all(
+            bool(np.all(np.abs(getattr(b, values)[step] - getattr(a, values)[step]) <= (a.tolerance + b_slack)[step]))
+            for m, n in itertools.pairwise(having)
+            for a, b, b_slack in [(blocks[m], blocks[n], blocks[n].tolerance[: blocks[m].tolerance.shape[0]])]
+        )
+
+    if stays("value") and not stays("reference"):
+        return "[bold red]WRONGLY SAME[/]"
+    return "same, rightly" if stays("value") else "[green]changes[/]"
+
+
+def _dx_by_length(case: Case, outcomes: Sequence[Outcome]) -> dict[str, dict[int, Block]]:
+    found: dict[str, dict[int, Block]] = {}
+    for outcome in outcomes:
+        dx = outcome.quantities.get("dx")
+        if outcome.task.case is case and outcome.task.loss_step is None and dx is not None and dx.has_values:
+            found.setdefault(outcome.backend, {})[outcome.task.seq_len] = dx.blocks[0]
+    return {backend: blocks for backend, blocks in found.items() if len(blocks) > 1}

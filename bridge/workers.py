@@ -1,0 +1,221 @@
+"""Starts a backend in a process of its own, feeds it cases, and survives its death. The transport is execnet's."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import execnet
+import psutil
+
+from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, Reply, first_line
+from bridge.case import Case
+
+START_TIMEOUT = 120.0
+"""Seconds a backend may take until it is ready, unless its launch says otherwise."""
+
+_BOOT = """
+launch = channel.receive()
+import sys
+sys.path[:0] = launch["path"]
+from bridge.serve import serve
+serve(channel, launch)
+"""
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_PACKAGE_ROOT = str(Path(__file__).resolve().parent.parent)
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How a backend's process is started.
+
+    Attributes
+    ----------
+    module : importable module with ``open_backend(**options)``; see :mod:`bridge.serve`.
+    options : plain values handed to it.
+    env : environment variables set for the process, beside one BLAS/OpenMP thread.
+    python : the interpreter; this one by default.
+    path : folders put before its ``sys.path``.
+    start_timeout : seconds until it must be ready.
+    """
+
+    module: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    python: str = sys.executable
+    path: tuple[str, ...] = ()
+    start_timeout: float = START_TIMEOUT
+
+
+class WorkerError(Exception):
+    """The process did not answer; ``verdict`` and text say how it ended."""
+
+    def __init__(self, verdict: str, reason: str) -> None:
+        self.verdict = verdict
+        super().__init__(reason)
+
+
+class Worker:
+    """One backend process: started on first use, started again after a death.
+
+    Parameters
+    ----------
+    launch : Launch
+    timeout : float
+        Seconds one task may take before the process is killed and the task called ``timed out``.
+    says : callable, optional
+        Called with a line while the process starts (its own last line of output, for slow starters).
+
+    Attributes
+    ----------
+    info : dict or None
+        What the backend said of itself (versions) when it was ready.
+    """
+
+    def __init__(self, launch: Launch, timeout: float, says: Callable[[str], None] | None = None) -> None:
+        self.launch, self.timeout, self.says = launch, timeout, says
+        self.info: dict[str, str] | None = None
+        self.broken: WorkerError | None = None
+        self._group: Any = None
+        self._channel: Any = None
+        self._process: psutil.Process | None = None
+        self._log: Path | None = None
+        self._lock = threading.Lock()
+
+    def ask(self, case: Case, seq_len: int, loss_step: int | None) -> Reply:
+        """Have the backend compute one task; a death or a hang is a verdict in the reply, never an exception."""
+        try:
+            self._ready()
+            try:
+                self._channel.send({"case": case.to_plain(), "seq_len": seq_len, "loss_step": loss_step})
+                return Reply.from_plain(self._receive(self.timeout))
+            except TimeoutError:
+                self.stop()
+                reason = f"no answer after {self.timeout:g} s"
+                return Reply.without_values(case.quantities, TIMED_OUT, reason)
+        except WorkerError as error:
+            return Reply.without_values(case.quantities, error.verdict, str(error))
+
+    def start(self) -> dict[str, str]:
+        """Start the process if it does not run and return what the backend says of itself.
+
+        Raises
+        ------
+        WorkerError
+            When it cannot be started; the same error again on later calls.
+        """
+        self._ready()
+        assert self.info is not None
+        return self.info
+
+    def stop(self) -> None:
+        """End the process and its children, without waiting for what they do. Safe from any thread."""
+        with self._lock:
+            process, group, log = self._process, self._group, self._log
+            self._process = self._group = self._channel = self._log = None
+        if process is not None:
+            with contextlib.suppress(psutil.Error):
+                for child in [*process.children(recursive=True), process]:
+                    with contextlib.suppress(psutil.Error):
+                        child.kill()
+        if group is not None:
+            group.terminate(timeout=1.0)
+        if log is not None:
+            log.unlink(missing_ok=True)
+
+    # -- starting ------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+        if self._channel is not None:
+            return
+        try:
+            self._start()
+        except WorkerError as error:
+            self.stop()
+            self.broken = error
+            raise
+
+    def _start(self) -> None:
+        launch = self.launch
+        descriptor, name = tempfile.mkstemp(prefix="gradbridge-", suffix=".log")
+        os.close(descriptor)
+        self._log = Path(name)
+        spec = execnet.XSpec(f"popen//python={launch.python}//execmodel=main_thread_only")
+        spec.env = {**_ONE_THREAD, **launch.env}
+        self._group = execnet.Group()
+        try:
+            gateway = self._group.makegateway(spec)
+            self._channel = gateway.remote_exec(_BOOT)
+            plain = {
+                "module": launch.module,
+                "options": dict(launch.options),
+                "path": [*launch.path, _PACKAGE_ROOT],
+                "log": name,
+            }
+            self._channel.send(plain)
+            self._process = psutil.Process(self._receive(launch.start_timeout)["pid"])
+            message = self._receive(launch.start_timeout, starting=True)
+        except TimeoutError:
+            raise WorkerError(TIMED_OUT, f"not ready after {launch.start_timeout:g} s") from None
+        except (OSError, execnet.HostNotFound) as error:
+            raise WorkerError(UNAVAILABLE, f"cannot start {launch.python}: {first_line(error)}") from None
+        if "failed" in message:
+            raise WorkerError(UNAVAILABLE, message["failed"])
+        self.info = message["info"]
+
+    def _receive(self, timeout: float, starting: bool = False) -> Any:
+        deadline = time.monotonic() + timeout
+        channel = self._channel
+        if channel is None:
+            raise WorkerError(CRASHED, "stopped")
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return channel.receive(timeout=max(0.0, min(left, 1.0) if starting and self.says else left))
+            except channel.TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError from None
+                self._tell()
+            except channel.RemoteError as error:
+                self.stop()
+                raise WorkerError(CRASHED, first_line(str(error).strip().splitlines()[-1])) from None
+            except EOFError:
+                ending = self._ending()
+                self.stop()
+                raise WorkerError(CRASHED, ending) from None
+
+    def _tell(self) -> None:
+        last = self._last_line()
+        if self.says is not None and last:
+            self.says(last)
+
+    def _last_line(self) -> str:
+        if self._log is None or not self._log.exists():
+            return ""
+        lines = self._log.read_text(errors="replace").splitlines()[-20:]
+        return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
+
+    def _ending(self) -> str:
+        """Say how the process ended: signal or exit code."""
+        if self._process is None:
+            return "the process ended before it said anything"
+        try:
+            code = self._process.wait(timeout=5)
+        except psutil.Error:
+            code = None
+        if code is None:
+            return "the process ended"
+        if code < 0:
+            return f"the process was killed by {signal.Signals(-code).name}"
+        return f"the process ended with exit code {code}"
