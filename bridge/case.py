@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.floating[Any]]
 
+MODES = ("rnn_tanh", "rnn_relu", "rnn_identity", "lstm", "gru")
+
 GATES = {"rnn_tanh": 1, "rnn_relu": 1, "rnn_identity": 1, "lstm": 4, "gru": 3}
 """Gates per mode, in the row order ``i f g o`` (LSTM) and ``r z n`` (GRU)."""
 
@@ -301,8 +303,17 @@ class Case:
         """Write the case as JSON that :func:`load_case` reads back to the bit, whole or not at all.
 
         A case of more than 20,000 numbers keeps them in an ``.npz`` of the same name beside it.
+
+        Raises
+        ------
+        BadInputError
+            For a path that ends in ``.npz``.
+        OSError
+            If the file cannot be written; an earlier one is then left as it was.
         """
         path = Path(path)
+        if path.suffix == ".npz":
+            raise BadInputError(str(path), "", "a path ending in .json", "the place of the arrays")
         arrays = self.arrays()
         outside = sum(array.size for array in arrays.values()) > _INLINE_ELEMENTS
         beside = path.with_suffix(".npz")
@@ -615,9 +626,10 @@ class atomic:  # noqa: N801 - used as a function
         return self.temporary
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            os.replace(self.temporary, self.path)
-        else:
+        try:
+            if kind is None:
+                os.replace(self.temporary, self.path)
+        finally:
             self.temporary.unlink(missing_ok=True)
 
 
@@ -644,12 +656,11 @@ def load_case(name_or_path: str | os.PathLike[str]) -> Case:
     text = os.fsdecode(name_or_path)
     if text in shipped_cases():
         return _load_file(Path(str(resources.files("bridge") / "cases" / f"{text}.json")), text)
-    path = Path(text)
-    if not os.path.isfile(path):  # unlike Path.is_file, False for a path that is too long or may not be looked at
-        found = "a folder" if os.path.isdir(path) else "no such file"
+    if not os.path.isfile(text):  # unlike Path.is_file, False for a path that is too long or may not be looked at
+        found = "a folder" if os.path.isdir(text) else "no such file"
         expected = f"a case file or one of the shipped cases ({', '.join(shipped_cases())})"
         raise BadInputError(text or "''", "", expected, found)
-    return _load_file(path, text)
+    return _load_file(Path(text), text)
 
 
 def _load_file(path: Path, where: str) -> Case:

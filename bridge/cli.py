@@ -64,14 +64,16 @@ def compare(
     from rich.console import Console
 
     import bridge
+    from bridge.backends.registry import select
     from bridge.report import terminal
     from bridge.report.files import check_writable
 
     console = Console(highlight=False)
     loaded = [bridge.load_case(name) for name in cases or bridge.shipped_cases()]
+    backends = select(patterns or None)
     check_writable(out)
     with terminal.TerminalProgress(Console(stderr=True, highlight=False)) as progress:
-        comparison = bridge.compare(loaded, patterns or None, timeout=timeout, loss_steps=loss_steps, progress=progress)
+        comparison = bridge.compare(loaded, backends, timeout=timeout, loss_steps=loss_steps, progress=progress)
     comparison.save(out)
     terminal.print_comparison(comparison, console, out)
     if comparison.interrupted:

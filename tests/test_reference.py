@@ -58,7 +58,12 @@ def by_complex_step(case: Case, seq_len: int | None = None, loss_step: int | Non
 
 
 def small_case(rng: np.random.Generator, **fixed: Any) -> Case:
-    sizes = {"T": int(rng.integers(1, 8)), "H": int(rng.integers(1, 6)), "dtype": "float64"}
+    sizes = {
+        "T": int(rng.integers(1, 8)),
+        "I": int(rng.integers(1, 4)),
+        "H": int(rng.integers(1, 5)),
+        "dtype": "float64",
+    }
     return random_case(rng, **(sizes | fixed))
 
 
@@ -276,7 +281,7 @@ def test_flux_1547_has_the_right_answer_of_the_report() -> None:
 
 
 def test_mxnet_21143_has_the_digits_of_onednn() -> None:
-    # 7e-8 apart, not 3e-8: oneDNN forms 1 - h**2 in float32, with h up to 0.995.
+    # 7e-8 apart, not 3e-8: oneDNN forms 1 - h**2 in float32, with h up to 0.999.
     published = [
         [0.14598744, 0.05498122],
         [0.01734746, 0.00673208],
@@ -316,14 +321,15 @@ def test_replicas_are_independent_samples_of_the_size_of_the_unit(mode: str) -> 
     exact = flat(gradients(case))
     size = {}
     for unit in (2.0**-24, 2.0**-40):
-        replicas = [flat(replica) for replica in noisy(case, unit)]
+        replicas = [flat(replica) for replica in noisy(case, unit, replicas=32)]
         for name in ("y", "dx", "dh0", "dweight_hh[0][0]", "dweight_ih[1][1]", "dbias_ih[0][1]"):
             deviations = np.array([(replica[name] - exact[name]).ravel() for replica in replicas])
             assert (deviations.std(axis=0) > 0).mean() > 0.4, name  # an inactive ReLU has no noise
             size[unit, name] = np.sqrt(np.mean(deviations**2)) / np.abs(exact[name]).max()
             assert 0.05 * unit < size[unit, name] < 1e3 * unit, name
         shared = np.corrcoef([(replica["y"] - exact["y"]).ravel() for replica in replicas])
-        assert np.abs(shared - np.eye(len(replicas))).max() < 0.5
+        # Elements of one replica share noise, so a single pair may look alike; many pairs may not.
+        assert np.abs(shared[np.triu_indices(32, 1)].mean()) < 0.1
     ratios = [size[2.0**-24, name] / size[unit, name] for unit, name in size if unit == 2.0**-40]
     assert all(2**14 < ratio < 2**18 for ratio in ratios)
 

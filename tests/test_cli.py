@@ -1,0 +1,86 @@
+"""The command: exit codes, one line for bad input, what it prints."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from conftest import require_mxnet
+
+import bridge
+from bridge.cli import main
+
+
+def gradbridge(*args, **more):
+    return subprocess.run(
+        [sys.executable, "-m", "bridge", *map(str, args)],
+        capture_output=True, text=True, timeout=120, check=False, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["compare", "no-such-case"], "no-such-case"),
+        (["compare", "bad.json"], "bad.json: mode: expected one of rnn_tanh"),
+        (["compare", "flux-1547", "--backend", "no-such-backend"], "no-such-backend"),
+        (["compare", "flux-1547", "--out", "/proc/nowhere"], "/proc/nowhere: expected a folder that can be written"),
+        (["compare", "flux-1547", "--timeout", "0"], "--timeout"),
+        (["compare", "flux-1547", "--nonsense"], "--nonsense"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(args, words, tmp_path):
+    document = json.loads((bridge.load_case("flux-1547").save(tmp_path / "bad.json")).read_text())
+    (tmp_path / "bad.json").write_text(json.dumps(document | {"mode": "elman"}))
+    done = gradbridge(*args, cwd=tmp_path)
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert words in last
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.json"]
+
+
+def test_cases_lists_each_with_a_line():
+    result = CliRunner().invoke(main, ["cases"])
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.output.splitlines()] == list(bridge.shipped_cases())
+
+
+def test_version_and_help():
+    assert bridge.__version__ in CliRunner().invoke(main, ["--version"]).output
+    for command in ("compare", "cases"):
+        assert "Example:" in CliRunner().invoke(main, [command, "--help"]).output
+
+
+def test_importing_bridge_or_asking_for_help_imports_no_framework_and_no_pandas(run_python):
+    heavy = "{'mxnet', 'juliacall', 'pandas', 'torch', 'rich', 'execnet'}"
+    look = f"; import sys; print(sorted({heavy} & set(sys.modules)))"
+    assert run_python("import bridge" + look).strip() == "[]"
+    assert run_python("import bridge.cli" + look).strip() == "[]"
+
+
+@pytest.mark.live
+def test_compare_prints_the_report_writes_the_files_and_sets_the_exit_code(tmp_path):
+    require_mxnet()
+    args = ["compare", "mxnet-21143", "--backend", "fused-*", "--out", tmp_path / "run"]
+    done = gradbridge(*args, "--fail-on-disagreement", env=os.environ | {"COLUMNS": "100"})
+    assert done.returncode == 1, done.stderr
+    assert "WRONGLY SAME" in done.stdout
+    assert "mxnet-2.0.0b1/fused-native" in done.stdout
+    names = {"gradients.csv", "timesteps.csv", "summary.csv", "pairs.csv", "backends.csv", "run.json"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == names
+    done = gradbridge("compare", "mxnet-21143", "--backend", "*-onednn", "--out", tmp_path, "--fail-on-disagreement")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.live
+def test_no_backend_that_can_run_is_exit_code_3(tmp_path):
+    require_mxnet()
+    done = gradbridge("compare", "flux-1547", "--backend", "fused-onednn", "--out", tmp_path / "run")
+    assert done.returncode == 3
+    assert "no backend could run at all" in done.stderr
+    assert (tmp_path / "run" / "summary.csv").exists()

@@ -1,0 +1,127 @@
+"""Verdicts: silent on right values, loud on wrong ones, honest where nothing can be told."""
+
+import numpy as np
+import pytest
+from random_cases import random_case
+from sensitivity import Caught
+
+import bridge
+from bridge.answers import Answer
+from bridge.case import MODES
+from bridge.tolerance import truth
+from bridge.verdicts import judge
+
+
+def known_case(mode="lstm", dtype="float32", seed=0, **fixed):
+    case = random_case(np.random.default_rng(seed), mode=mode, dtype=dtype, **fixed)
+    return case, truth(case, case.seq_len, None)
+
+
+def cases(count, **fixed):
+    for index in range(count):
+        rng = np.random.default_rng([11, index])
+        case = random_case(rng, mode=MODES[index % 5], dtype=("float32", "float64")[index // 5 % 2], **fixed)
+        everything = ("x", "params", "h0", "c0")[: 4 if case.mode == "lstm" else 3]
+        yield case.replace(requested=everything)
+
+
+def test_the_reference_in_the_cases_own_dtype_agrees():
+    for case in cases(60):
+        known = truth(case, case.seq_len, None)
+        ours = bridge.reference.gradients(case, dtype=case.dtype)
+        for quantity in case.quantities:
+            judged = judge(quantity, Answer(ours[quantity]), known)
+            assert judged.verdict == "agrees", (case, quantity, judged.reason)
+
+
+def test_small_errors_are_caught_as_often_as_promised():
+    caught = {dtype: Caught(dtype) for dtype in ("float32", "float64")}
+    for case in cases(200):
+        caught[case.dtype].add(case, truth(case, case.seq_len, None))
+    for one in caught.values():
+        assert one.large_quiet > 10_000, one
+        assert one.large_quiet_caught == one.large_quiet, one
+    assert caught["float32"].medium_caught >= 0.94 * caught["float32"].medium, caught["float32"]
+    assert caught["float64"].medium_caught >= 0.99 * caught["float64"].medium, caught["float64"]
+
+
+def test_one_wrong_element_among_many_right_ones_disagrees():
+    case, known = known_case(T=20, H=8)
+    right = bridge.reference.gradients(case)
+    wrong = right["dx"].copy()
+    worst = np.unravel_index(np.argmax(np.abs(wrong)), wrong.shape)
+    wrong[worst] *= 1 + 1e-3
+    judged = judge("dx", Answer(wrong), known)
+    assert judged.verdict == "disagrees"
+    assert judged.count("disagrees") == 1
+    assert judge("dx", Answer(right["dx"]), known).verdict == "agrees"
+
+
+def test_weights_of_a_layer_disagree_alone():
+    case, known = known_case("gru", layers=2, bidirectional=True)
+    right = bridge.reference.gradients(case)
+    blocks = [list(row) for row in right["dweight_hh"]]
+    blocks[1][0] = blocks[1][0] * 1.01
+    judged = judge("dweight_hh", Answer(tuple(map(tuple, blocks))), known)
+    assert [(b.layer, b.direction) for b in judged.blocks if (b.verdict == 1).any()] == [(1, 0)]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_have_a_verdict_of_their_own(bad):
+    case, known = known_case()
+    wrong = bridge.reference.gradients(case)["dx"].copy()
+    wrong[0, 0, 0] = bad
+    judged = judge("dx", Answer(wrong), known)
+    assert judged.verdict == "not finite"
+    assert "the reference is finite" in judged.reason
+
+
+def test_nothing_is_not_a_zero():
+    _, known = known_case()
+    judged = judge("dh0", Answer(nothing=True), known)
+    assert judged.verdict == "disagrees"
+    assert judged.nothing
+    assert all(np.isnan(block.value).all() for block in judged.blocks)
+    assert "nothing" in judged.reason
+
+
+def test_nothing_agrees_where_the_truth_is_zero():
+    case = bridge.load_case("flux-1547").replace(head=np.zeros((2, 1, 1)))
+    judged = judge("dh0", Answer(nothing=True), truth(case, 2, None))
+    assert (judged.verdict, judged.reason) == ("agrees", "nothing returned, and the truth is zero")
+
+
+def test_a_case_that_cannot_tell_says_so():
+    case = random_case(
+        np.random.default_rng(3), mode="gru", layers=4, bidirectional=True, T=40, H=16, scale=2.0, dtype="float32"
+    )
+    known = truth(case, 40, None)
+    judged = judge("dx", Answer(bridge.reference.gradients(case)["dx"]), known)
+    assert judged.verdict == "agrees"
+    assert "cannot tell" in judged.reason
+
+
+def test_a_batch_summed_state_gradient_is_judged_as_such():
+    case, known = known_case(B=3)
+    right = bridge.reference.gradients(case)["dh0"].sum(axis=1, keepdims=True)
+    assert judge("dh0", Answer(right, batch_summed=True), known).verdict == "agrees"
+    assert judge("dh0", Answer(right * 1.001, batch_summed=True), known).verdict == "disagrees"
+
+
+def test_elements_a_framework_cannot_express_are_unsupported_alone():
+    case, known = known_case("gru", layers=1, bidirectional=False)
+    right = bridge.reference.gradients(case)["dbias_hh"][0][0].copy()
+    right[-1] = np.nan
+    judged = judge("dbias_hh", Answer(((right,),), inexpressible=True), known)
+    assert (judged.verdict, judged.count("unsupported")) == ("agrees", 1)
+    right[0] += 1
+    assert judge("dbias_hh", Answer(((right,),), inexpressible=True), known).verdict == "disagrees"
+    assert judge("dbias_hh", Answer(((right * np.nan,),), inexpressible=True), known).verdict == "unsupported"
+
+
+def test_tolerance_is_the_same_every_time():
+    case, known = known_case()
+    again = truth(case, case.seq_len, None)
+    assert all(
+        (a == b).all() for q in case.quantities for a, b in zip(known.tolerance(q), again.tolerance(q), strict=True)
+    )
