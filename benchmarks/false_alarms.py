@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from random_cases import random_case
 from sensitivity import Caught
 
+from bridge.answers import Task
 from bridge.backends.registry import select
 from bridge.case import MODES
 from bridge.tolerance import truth
@@ -33,10 +34,10 @@ def main(count: int, seed: int) -> None:
         rng = np.random.default_rng([seed, index])
         case = random_case(rng, mode=MODES[index % 5], dtype=("float32", "float64")[index // 5 % 2])
         case = case.replace(requested=("x", "params", "h0", "c0")[: 4 if case.mode == "lstm" else 3])
-        known = truth(case, case.seq_len, None)
+        known = truth(Task(case, case.seq_len))
         caught[case.dtype].add(case, known)
         for name, worker in workers.items():
-            for quantity, answer in worker.ask(case, case.seq_len, None).answers.items():
+            for quantity, answer in worker.ask(Task(case, case.seq_len)).answers.items():
                 judged = judge(quantity, answer, known)
                 verdicts[name, case.dtype, judged.verdict] += 1
                 ratio = max((float(np.max(b.abs_err / b.tolerance)) for b in judged.blocks), default=0.0)

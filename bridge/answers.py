@@ -1,4 +1,4 @@
-"""What a backend says about a case: one answer per quantity, before anybody judged it."""
+"""What a backend is asked about a case, and what it says: one answer per quantity, before anybody judged it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,38 @@ from typing import Any
 import numpy as np
 
 from bridge.arithmetic import Array
-from bridge.case import pack, unpack
+from bridge.case import Case, pack, unpack
 
 UNSUPPORTED, CRASHED, TIMED_OUT, UNAVAILABLE = "unsupported", "crashed", "timed out", "unavailable"
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a backend is asked at once.
+
+    Attributes
+    ----------
+    case : the case.
+    seq_len : steps of it to run.
+    loss_step : the 0-based output step that alone makes the loss, or None for the case's whole head.
+    """
+
+    case: Case
+    seq_len: int
+    loss_step: int | None = None
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the task without NumPy objects."""
+        return {"case": self.case.to_plain(), "seq_len": self.seq_len, "loss_step": self.loss_step}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Task:
+        """Inverse of :meth:`to_plain`."""
+        return cls(Case.from_plain(plain["case"]), plain["seq_len"], plain["loss_step"])
+
+    def heads(self) -> tuple[Array, Array | None, Array | None]:
+        """Head gradients, as :meth:`Case.heads` gives them."""
+        return self.case.heads(self.seq_len, self.loss_step)
 
 
 @dataclasses.dataclass(frozen=True)

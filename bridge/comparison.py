@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import bridge
-from bridge.answers import CRASHED, Reply, first_line
+from bridge.answers import CRASHED, Reply, Task, first_line
 from bridge.backends.base import Backend
 from bridge.backends.registry import select
 from bridge.case import Case, load_case, shipped_cases
@@ -31,18 +31,6 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds a backend may take over one task."""
-
-SEQUENCES = ("y", "dx")
-"""Quantities with a time axis."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What a backend is asked at once: one case, one prefix of it, the whole head or one loss step."""
-
-    case: Case
-    seq_len: int
-    loss_step: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +139,7 @@ class Run:
                 futures = [executor.submit(self._feed, backend) for backend in self.backends]
                 began = time.monotonic()
                 for index, task in enumerate(self.tasks):
-                    self.truths[index, task.case.dtype] = truth(task.case, task.seq_len, task.loss_step)
+                    self.truths[index, task.case.dtype] = truth(task)
                 reference_seconds = time.monotonic() - began
                 for future in futures:
                     future.result()
@@ -182,7 +170,7 @@ class Run:
         for task in self.tasks:
             if self.stopping.is_set():
                 break
-            reply = session.ask(task.case, task.seq_len, task.loss_step)
+            reply = session.ask(task)
             if self.stopping.is_set():
                 break  # the reply is of a worker that was told to end
             self.replies[backend.name].append(reply)
@@ -208,9 +196,9 @@ class Run:
     def _verdicts(self, index: int, task: Task, reply: Reply) -> dict[str, Judged]:
         known = self.truths.get((index, task.case.dtype))
         if known is None:  # the run was interrupted before the reference came to it
-            known = self.truths[index, task.case.dtype] = truth(task.case, task.seq_len, task.loss_step)
+            known = self.truths[index, task.case.dtype] = truth(task)
         if reply.start is not None:
-            known = truth(task.case.replace(**reply.start), task.seq_len, task.loss_step)
+            known = truth(dataclasses.replace(task, case=task.case.replace(**reply.start)))
         verdicts = {}
         for quantity, answer in reply.answers.items():
             try:

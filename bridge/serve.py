@@ -1,7 +1,7 @@
 """The worker's side: a process of its own that opens one backend and answers tasks until its channel closes.
 
 ``bridge.workers`` starts it through execnet. A backend module offers ``open_backend(**options)``, which returns an
-object with ``info`` (versions, as text), ``run(case, seq_len, loss_step) -> Reply`` and ``disturb()``.
+object with ``info`` (versions, as text), ``run(task, variant) -> Reply`` and ``disturb()``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bridge.answers import CRASHED, UNSUPPORTED, Reply, first_line, same_bits
-from bridge.case import Case
+from bridge.answers import CRASHED, UNSUPPORTED, Reply, Task, first_line, same_bits
 from bridge.errors import UnsupportedError
 
 
@@ -26,8 +25,8 @@ class ServedBackend(Protocol):
 
     info: dict[str, str]
 
-    def run(self, case: Case, seq_len: int, loss_step: int | None) -> Reply:
-        """Compute what the case requests, on freshly made arrays."""
+    def run(self, task: Task, variant: str) -> Reply:
+        """Compute what the task's case requests, on freshly made arrays."""
 
     def disturb(self) -> None:
         """Make memory that is read before it is written show: allocate, fill, free."""
@@ -48,21 +47,20 @@ def serve(channel: Any, launch: dict[str, Any]) -> None:
         channel.send({"failed": first_line(error)})
         return
     channel.send({"info": {key: str(value) for key, value in backend.info.items()}})
-    for task in channel:
-        case = Case.from_plain(task["case"])
-        channel.send(answer(backend, case, task["seq_len"], task["loss_step"]).to_plain())
+    for message in channel:
+        channel.send(answer(backend, Task.from_plain(message["task"]), message["variant"]).to_plain())
 
 
-def answer(backend: ServedBackend, case: Case, seq_len: int, loss_step: int | None) -> Reply:
+def answer(backend: ServedBackend, task: Task, variant: str) -> Reply:
     """Run a task twice, with the allocator disturbed in between, and say where the bits differ."""
     try:
-        first = backend.run(case, seq_len, loss_step)
+        first = backend.run(task, variant)
         backend.disturb()
-        second = backend.run(case, seq_len, loss_step)
+        second = backend.run(task, variant)
     except UnsupportedError as error:
-        return Reply.without_values(case.quantities, UNSUPPORTED, str(error))
+        return Reply.without_values(task.case.quantities, UNSUPPORTED, str(error))
     except Exception as error:
-        return Reply.without_values(case.quantities, CRASHED, first_line(error))
+        return Reply.without_values(task.case.quantities, CRASHED, first_line(error))
     answers = {}
     for name, one in first.answers.items():
         other = second.answers[name]

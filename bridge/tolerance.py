@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.answers import blocks
+from bridge.answers import Task, blocks
 from bridge.arithmetic import Array, Exact, Noisy
 from bridge.case import Case
 from bridge.reference import Gradients, Tape, without_replicas
@@ -70,17 +70,18 @@ def _summed_noise(sigma: Array) -> Array:
     return summed
 
 
-def truth(case: Case, seq_len: int, loss_step: int | None, dtype: str | None = None) -> Truth:
+def truth(task: Task, dtype: str | None = None) -> Truth:
     """Run the reference exactly and under noise.
 
     Parameters
     ----------
-    case, seq_len, loss_step : as for :func:`bridge.reference.gradients`.
+    task : Task
     dtype : ``float32`` or ``float64``
         The backend's; the case's by default.
     """
+    case, seq_len = task.case, task.seq_len
     dtype = dtype or case.dtype
-    heads = case.heads(seq_len, loss_step)
+    heads = task.heads()
     with np.errstate(all="ignore"):  # a case may overflow; that is judged, not warned about
         exact = Tape(case, seq_len, Exact())
         pulled = exact.pull(*exact.cotangents(*heads))

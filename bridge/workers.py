@@ -17,8 +17,7 @@ from typing import Any
 import execnet
 import psutil
 
-from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, Reply, first_line
-from bridge.case import Case
+from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, Reply, Task, first_line
 
 START_TIMEOUT = 120.0
 """Seconds a backend may take until it is ready, unless its launch says otherwise."""
@@ -91,19 +90,19 @@ class Worker:
         self._log: Path | None = None
         self._lock = threading.Lock()
 
-    def ask(self, case: Case, seq_len: int, loss_step: int | None) -> Reply:
-        """Have the backend compute one task; a death or a hang is a verdict in the reply, never an exception."""
+    def ask(self, task: Task, variant: str = "") -> Reply:
+        """Have a variant of the backend compute one task; death and hang are verdicts, never exceptions."""
         try:
             self._ready()
             try:
-                self._channel.send({"case": case.to_plain(), "seq_len": seq_len, "loss_step": loss_step})
+                self._channel.send({"task": task.to_plain(), "variant": variant})
                 return Reply.from_plain(self._receive(self.timeout))
             except TimeoutError:
                 self.stop()
                 reason = f"no answer after {self.timeout:g} s"
-                return Reply.without_values(case.quantities, TIMED_OUT, reason)
+                return Reply.without_values(task.case.quantities, TIMED_OUT, reason)
         except WorkerError as error:
-            return Reply.without_values(case.quantities, error.verdict, str(error))
+            return Reply.without_values(task.case.quantities, error.verdict, str(error))
 
     def start(self) -> dict[str, str]:
         """Start the process if it does not run and return what the backend says of itself.

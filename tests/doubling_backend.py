@@ -10,8 +10,9 @@ class Doubling:
     def disturb(self):
         pass
 
-    def run(self, case, seq_len, loss_step):
-        grads = bridge.reference.gradients(case, seq_len, loss_step)
+    def run(self, task, variant):
+        case = task.case
+        grads = bridge.reference.gradients(case, task.seq_len, task.loss_step)
         grads["dx"] = 2 * grads["dx"]
         return Reply({name: Answer(grads[name]) for name in case.quantities})
 

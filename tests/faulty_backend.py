@@ -20,11 +20,12 @@ class Faulty:
     def disturb(self):
         pass
 
-    def run(self, case, seq_len, loss_step):
+    def run(self, task, variant):
+        case = task.case
         self.calls += 1
         if case.name.startswith(self.how):
             getattr(self, self.how.replace("-", "_"))()
-        grads = bridge.reference.gradients(case, seq_len, loss_step)
+        grads = bridge.reference.gradients(case, task.seq_len, task.loss_step)
         if self.how == "unsteady" and case.name.startswith(self.how):
             grads["dx"] = grads["dx"] * (1 + self.calls)
         return Reply({name: Answer(grads[name]) for name in case.quantities})
@@ -52,7 +53,8 @@ class Faulty:
 
 
 class Shapeless(Faulty):
-    def run(self, case, seq_len, loss_step):
+    def run(self, task, variant):
+        case = task.case
         return Reply({name: Answer(np.zeros((1, 2, 3))) for name in case.quantities})
 
 

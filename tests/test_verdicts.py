@@ -6,7 +6,7 @@ from random_cases import random_case
 from sensitivity import Caught
 
 import bridge
-from bridge.answers import Answer
+from bridge.answers import Answer, Task
 from bridge.case import MODES
 from bridge.tolerance import truth
 from bridge.verdicts import judge
@@ -14,7 +14,7 @@ from bridge.verdicts import judge
 
 def known_case(mode="lstm", dtype="float32", seed=0, **fixed):
     case = random_case(np.random.default_rng(seed), mode=mode, dtype=dtype, **fixed)
-    return case, truth(case, case.seq_len, None)
+    return case, truth(Task(case, case.seq_len))
 
 
 def cases(count, **fixed):
@@ -27,7 +27,7 @@ def cases(count, **fixed):
 
 def test_the_reference_in_the_cases_own_dtype_agrees():
     for case in cases(60):
-        known = truth(case, case.seq_len, None)
+        known = truth(Task(case, case.seq_len))
         ours = bridge.reference.gradients(case, dtype=case.dtype)
         for quantity in case.quantities:
             judged = judge(quantity, Answer(ours[quantity]), known)
@@ -37,7 +37,7 @@ def test_the_reference_in_the_cases_own_dtype_agrees():
 def test_small_errors_are_caught_as_often_as_promised():
     caught = {dtype: Caught(dtype) for dtype in ("float32", "float64")}
     for case in cases(200):
-        caught[case.dtype].add(case, truth(case, case.seq_len, None))
+        caught[case.dtype].add(case, truth(Task(case, case.seq_len)))
     for one in caught.values():
         assert one.large_quiet > 10_000, one
         assert one.large_quiet_caught == one.large_quiet, one
@@ -87,7 +87,7 @@ def test_nothing_is_not_a_zero():
 
 def test_nothing_agrees_where_the_truth_is_zero():
     case = bridge.load_case("flux-1547").replace(head=np.zeros((2, 1, 1)))
-    judged = judge("dh0", Answer(nothing=True), truth(case, 2, None))
+    judged = judge("dh0", Answer(nothing=True), truth(Task(case, 2)))
     assert (judged.verdict, judged.reason) == ("agrees", "nothing returned, and the truth is zero")
 
 
@@ -95,7 +95,7 @@ def test_a_case_that_cannot_tell_says_so():
     case = random_case(
         np.random.default_rng(3), mode="gru", layers=4, bidirectional=True, T=40, H=16, scale=2.0, dtype="float32"
     )
-    known = truth(case, 40, None)
+    known = truth(Task(case, 40))
     judged = judge("dx", Answer(bridge.reference.gradients(case)["dx"]), known)
     assert judged.verdict == "agrees"
     assert "cannot tell" in judged.reason
@@ -121,7 +121,7 @@ def test_elements_a_framework_cannot_express_are_unsupported_alone():
 
 def test_tolerance_is_the_same_every_time():
     case, known = known_case()
-    again = truth(case, case.seq_len, None)
+    again = truth(Task(case, case.seq_len))
     assert all(
         (a == b).all() for q in case.quantities for a, b in zip(known.tolerance(q), again.tolerance(q), strict=True)
     )

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
-from bridge.answers import UNAVAILABLE, Reply
-from bridge.case import Case
+from bridge.answers import UNAVAILABLE, Reply, Task
 from bridge.workers import Launch, Worker, WorkerError
 
 
@@ -17,7 +16,7 @@ class Session(Protocol):
     def start(self) -> dict[str, str]:
         """Make ready and return what the backend says of itself; raises :class:`bridge.workers.WorkerError`."""
 
-    def ask(self, case: Case, seq_len: int, loss_step: int | None) -> Reply:
+    def ask(self, task: Task) -> Reply:
         """Compute one task. Whatever goes wrong is a verdict in the reply."""
 
     def stop(self) -> None:
@@ -53,9 +52,9 @@ class Absent:
         """Raise the reason."""
         raise WorkerError(UNAVAILABLE, self.reason)
 
-    def ask(self, case: Case, seq_len: int, loss_step: int | None) -> Reply:
+    def ask(self, task: Task) -> Reply:
         """Answer with the reason."""
-        return Reply.without_values(case.quantities, UNAVAILABLE, self.reason)
+        return Reply.without_values(task.case.quantities, UNAVAILABLE, self.reason)
 
     def stop(self) -> None:
         """Do nothing."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.answers import Answer, Reply
+from bridge.answers import Answer, Reply, Task
 from bridge.arithmetic import Array
 from bridge.backends.base import LiveBackend
 from bridge.case import GATES, PARAM_NAMES, Case, Weights
@@ -239,19 +239,20 @@ class MXNet:
         del held
         nd.waitall()
 
-    def run(self, case: Case, seq_len: int, loss_step: int | None) -> Reply:
+    def run(self, task: Task, variant: str) -> Reply:
         """Compute what the case requests, with exactly that attached."""
+        case = task.case
         if self.way != "unrolled" and case.mode == "rnn_identity":
             raise UnsupportedError("MXNet's RNN operator has no identity activation")
         if self.kernel == "onednn" and case.dtype == "float64":
             raise UnsupportedError("oneDNN serves float32 only; MXNet would run its native kernel instead")
         if self.kernel == "onednn" and not self.onednn:
             raise UnsupportedError("this MXNet is built without oneDNN; it would run its native kernel instead")
-        given = {"x": case.x[:seq_len], "h0": case.h0}
+        given = {"x": case.x[: task.seq_len], "h0": case.h0}
         if case.c0 is not None:
             given["c0"] = case.c0
         try:
-            return self.run_way(case, given, case.heads(seq_len, loss_step))
+            return self.run_way(case, given, task.heads())
         except self.mx.base.MXNetError as error:
             words = next((line.strip() for line in str(error).splitlines() if _REFUSAL.search(line)), None)
             if words is None:

@@ -6,6 +6,7 @@ from conftest import require_mxnet
 from random_cases import random_case
 
 import bridge
+from bridge.answers import Task
 from bridge.backends import mxnet
 from bridge.backends.registry import select
 from bridge.case import MODES
@@ -80,7 +81,7 @@ def test_native_kernel_agrees_once_the_parameters_are_requested_too():
 @pytest.mark.live
 def test_flux_seed_case_through_unrolled_cells_gives_the_true_numbers(workers):
     case = bridge.load_case("flux-1547")
-    answers = workers("unrolled").ask(case, 2, None).answers
+    answers = workers("unrolled").ask(Task(case, 2)).answers
     found = [answers[f"d{name}"].values[0][0].item() for name in ("weight_ih", "weight_hh", "bias_ih")]
     np.testing.assert_allclose(found, [2.8003, 1, 2.001], rtol=1e-15)
     np.testing.assert_allclose(answers["dh0"].values.item(), 0.001001, rtol=1e-15)
@@ -98,7 +99,7 @@ def test_flux_seed_case_through_unrolled_cells_gives_the_true_numbers(workers):
 )
 def test_what_a_variant_cannot_do_is_unsupported_with_the_reason(workers, variant, change, words):
     case = bridge.load_case("mxnet-21143").replace(**change)
-    answers = workers(variant).ask(case, 5, None).answers
+    answers = workers(variant).ask(Task(case, 5)).answers
     assert {answer.verdict for answer in answers.values()} == {"unsupported"}
     assert all(words in answer.reason for answer in answers.values())
 
@@ -117,7 +118,7 @@ def test_layers_directions_and_every_head_kind_agree_through_right_backends(work
             case = case.replace(requested=everything)
             right = ["unrolled"] + ["fused-onednn", "cached-onednn"] * (dtype == "float32" and mode != "rnn_identity")
             for variant in right:
-                reply = workers(variant).ask(case, 6, None)
+                reply = workers(variant).ask(Task(case, 6))
                 truth = bridge.reference.gradients(case)
                 assert reply.notes == ()
                 for name in case.quantities:
