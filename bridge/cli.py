@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bridge import __version__
 from bridge.errors import BadInputError
+
+if TYPE_CHECKING:
+    from bridge.backends.base import Backend
+    from bridge.backends.registry import Sources
+    from bridge.comparison import Comparison
 
 EXIT_DISAGREEMENT, EXIT_BAD_INPUT, EXIT_NO_BACKEND, EXIT_INTERRUPTED = 1, 2, 3, 130
 
@@ -31,27 +37,67 @@ def main() -> None:
     """Whether, where, by how much and why two frameworks disagree about a recurrent network's gradients."""
 
 
+def _shared(function: Any) -> Any:
+    """Options of every command that runs backends."""
+    for option in reversed(
+        [
+            click.argument("cases", nargs=-1, metavar="[CASE]..."),
+            click.option(
+                "--live/--no-live",
+                default=None,
+                help="Flux live, installing it if need be / from recordings only. Default: live where installed.",
+            ),
+            click.option("--julia-project", metavar="DIR", help="A Julia project that holds a Flux."),
+            click.option("--recordings", multiple=True, metavar="DIR", help="Folders with recordings of your own."),
+            click.option(
+                "--timeout",
+                type=click.FloatRange(min=0, min_open=True),
+                metavar="S",
+                help="Seconds a backend may take over one gradient run; 60, for Flux 600 since it compiles.",
+            ),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def _sources(live: bool | None, julia_project: str | None, recordings: tuple[str, ...]) -> Sources:
+    from bridge.backends.registry import Sources
+
+    def says(line: str) -> None:
+        click.echo(f"looking at a Julia environment: {line}", err=True)
+
+    return Sources(live, julia_project, tuple(map(Path, recordings)), says)
+
+
+def _announce(backends: list[Backend]) -> None:
+    """Say which Flux lines will start, and how long that takes."""
+    lines = {backend.group: backend.line for backend in backends if isinstance(backend, _flux().FluxBackend)}
+    for line in lines.values():
+        seconds = f"about {line.seconds:.0f} s to start" if line.seconds else "the first start may take minutes"
+        click.echo(f"flux-{line.version} runs live ({seconds}; --no-live skips it)", err=True)
+
+
+def _flux() -> Any:
+    from bridge.backends import flux
+
+    return flux
+
+
 @main.command()
-@click.argument("cases", nargs=-1, metavar="[CASE]...")
+@_shared
 @click.option("--backend", "patterns", multiple=True, metavar="PATTERN", help="Only backends whose name matches.")
 @click.option("--out", default="gradbridge-out", show_default=True, metavar="DIR", help="Folder for the tables.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=60.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds a backend may take over one gradient run.",
-)
 @click.option("--loss-steps", is_flag=True, help="Also ask for the gradient of each output step alone.")
 @click.option("--fail-on-disagreement", is_flag=True, help="Exit with 1 when anything disagrees.")
 def compare(
     cases: tuple[str, ...],
     patterns: tuple[str, ...],
     out: str,
-    timeout: float,
+    timeout: float | None,
     loss_steps: bool,
     fail_on_disagreement: bool,
+    **sources: Any,
 ) -> None:
     r"""Feed cases to every backend and to the reference, and judge every gradient element.
 
@@ -61,27 +107,132 @@ def compare(
     Example:
       gradbridge compare mxnet-21143 --backend 'fused-*' --out run1
     """
-    from rich.console import Console
+    from bridge.report import terminal
 
+    comparison = _run(cases, patterns or None, out, timeout, loss_steps, sources)
+    terminal.print_comparison(comparison, terminal.console(), out)
+    _finish(comparison)
+    if fail_on_disagreement and comparison.disagreements:
+        sys.exit(EXIT_DISAGREEMENT)
+
+
+@main.command()
+@_shared
+@click.option("--out", default="gradbridge-out", show_default=True, metavar="DIR", help="Folder for the tables.")
+def flux(cases: tuple[str, ...], out: str, timeout: float | None, **sources: Any) -> None:
+    r"""Tell which ways of applying a stateful model to a sequence give the right gradient in which Flux.
+
+    Runs every variant of every Flux at hand, live or recorded; the four flux cases by default.
+
+    \b
+    Example:
+      gradbridge flux flux-1547
+    """
+    import bridge
+    from bridge.investigation import Investigation
+    from bridge.report import files, terminal
+
+    chosen = cases or tuple(name for name in bridge.shipped_cases() if name.startswith("flux-"))
+    comparison = _run(chosen, ("flux-*",), out, timeout, False, sources)
+    investigation = Investigation(comparison)
+    files.write_csv(investigation.table, Path(out) / "flux.csv")
+    terminal.print_investigation(investigation, terminal.console(), out)
+    _finish(comparison)
+
+
+def _run(
+    cases: tuple[str, ...],
+    patterns: tuple[str, ...] | None,
+    out: str,
+    timeout: float | None,
+    loss_steps: bool,
+    sources: dict[str, Any],
+) -> Comparison:
+    """Check all input before anything is made, run with progress, save."""
     import bridge
     from bridge.backends.registry import select
+    from bridge.comparison import load_cases
     from bridge.report import terminal
     from bridge.report.files import check_writable
 
-    console = Console(highlight=False)
-    loaded = [bridge.load_case(name) for name in cases or bridge.shipped_cases()]
-    backends = select(patterns or None)
+    loaded = load_cases(cases or None)
+    backends = select(patterns, _sources(**sources))
     check_writable(out)
-    with terminal.TerminalProgress(Console(stderr=True, highlight=False)) as progress:
+    _announce(backends)
+    with terminal.TerminalProgress(terminal.console(stderr=True)) as progress:
         comparison = bridge.compare(loaded, backends, timeout=timeout, loss_steps=loss_steps, progress=progress)
     comparison.save(out)
-    terminal.print_comparison(comparison, console, out)
+    return comparison
+
+
+def _finish(comparison: Comparison) -> None:
     if comparison.interrupted:
         sys.exit(EXIT_INTERRUPTED)
     if not comparison.ran:
         click.echo("gradbridge: no backend could run at all", err=True)
         sys.exit(EXIT_NO_BACKEND)
-    if fail_on_disagreement and comparison.disagreements:
+
+
+@main.command()
+@_shared
+@click.option("--backend", "patterns", multiple=True, metavar="PATTERN", help="Only backends whose name matches.")
+@click.option("--out", required=True, metavar="DIR", help="Folder that gets one folder per framework version.")
+@click.option("--loss-steps/--no-loss-steps", default=True, help="Each output step's gradient alone, too.")
+def record(
+    cases: tuple[str, ...],
+    patterns: tuple[str, ...],
+    out: str,
+    timeout: float | None,
+    loss_steps: bool,
+    **sources: Any,
+) -> None:
+    r"""Run live backends and write down what they return, to be compared where they are not installed.
+
+    \b
+    Example:
+      gradbridge record my-case.json --backend 'flux-*' --out recordings
+    """
+    from bridge.recorder import record as write_recording
+    from bridge.report import terminal
+    from bridge.report.files import check_writable
+
+    check_writable(out)
+    with terminal.TerminalProgress(terminal.console(stderr=True)) as progress:
+        try:
+            folders = write_recording(
+                cases or None,
+                patterns or None,
+                Path(out),
+                timeout=timeout,
+                loss_steps=loss_steps,
+                sources=_sources(**sources),
+                progress=progress,
+            )
+        except KeyboardInterrupt:
+            click.echo("gradbridge: interrupted; nothing was recorded", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+    for folder in folders:
+        click.echo(f"recorded: {folder}")
+
+
+@main.command()
+@click.option("--julia-project", metavar="DIR", help="A Julia project that holds a Flux.")
+@click.option("--recordings", multiple=True, metavar="DIR", help="Folders with recordings of your own.")
+def doctor(julia_project: str | None, recordings: tuple[str, ...]) -> None:
+    r"""Tell what is found here: Python, NumPy, MXNet, Julia, every Flux, and how to get what is missing.
+
+    \b
+    Example:
+      gradbridge doctor
+    """
+    from bridge import doctor as clinic
+
+    findings = clinic.examine(_sources(None, julia_project, recordings))
+    for finding in findings:
+        click.echo(f"{finding.state:9} {finding.what}: {finding.detail}")
+        if finding.remedy:
+            click.echo(f"{'':9} get it: {finding.remedy}")
+    if not clinic.healthy(findings):
         sys.exit(EXIT_DISAGREEMENT)
 
 

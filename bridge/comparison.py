@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import platform
@@ -19,7 +18,7 @@ import numpy as np
 import bridge
 from bridge.answers import CRASHED, Reply, Task, first_line
 from bridge.backends.base import Backend
-from bridge.backends.registry import select
+from bridge.backends.registry import Sources, select
 from bridge.case import Case, load_case, shipped_cases
 from bridge.errors import BadInputError
 from bridge.tolerance import SAMPLES, SEED, Truth, truth
@@ -28,9 +27,6 @@ from bridge.workers import WorkerError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-DEFAULT_TIMEOUT = 60.0
-"""Seconds a backend may take over one task."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +56,9 @@ def compare(
     cases: Case | str | os.PathLike[str] | Iterable[Case | str | os.PathLike[str]] | None = None,
     backends: Iterable[str | Backend] | None = None,
     *,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float | None = None,
     loss_steps: bool = False,
+    sources: Sources | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Feed cases to backends and to the reference, and judge every gradient element.
@@ -72,10 +69,12 @@ def compare(
         All shipped cases by default.
     backends : patterns or backends
         Wildcards against names such as ``mxnet-2.0.0b1/fused-native``; the default set if None.
-    timeout : float
-        Seconds one task may take in a backend.
+    timeout : float, optional
+        Seconds one task may take in a backend; 60 by default, 600 for Flux, which compiles at its first call.
     loss_steps : bool
         Ask for each loss step alone too, beside the whole head.
+    sources : Sources, optional
+        Whether Flux may run live, in which Julia project, and where recordings lie.
     progress : Progress, optional
 
     Returns
@@ -88,10 +87,17 @@ def compare(
     BadInputError
         For a case, file or pattern that cannot be used.
     """
-    return Run(_cases(cases), select(backends), timeout, loss_steps, progress or Progress()).go()
+    return Run(load_cases(cases), select(backends, sources), timeout, loss_steps, progress or Progress()).go()
 
 
-def _cases(given: Any) -> list[Case]:
+def load_cases(given: Any) -> list[Case]:
+    """Read cases given as objects, names or paths, one or several; all shipped ones for None.
+
+    Raises
+    ------
+    BadInputError
+        For one that cannot be used, none at all, or two of one name.
+    """
     if given is None:
         given = shipped_cases()
     if isinstance(given, (Case, str, os.PathLike)):
@@ -107,10 +113,22 @@ def _cases(given: Any) -> list[Case]:
 
 
 class Run:
-    """One comparison at work: a thread per backend feeds its session while the main thread computes the truth."""
+    """Backends at work: a thread per group feeds their sessions while the main thread does something else.
+
+    Attributes
+    ----------
+    tasks : every case, prefix and (if asked for) loss step, in order.
+    replies : backend name -> replies to the first of those tasks, as far as the run came.
+    rows : backend name -> where its answers come from, versions, and why there are none.
+    """
 
     def __init__(
-        self, cases: list[Case], backends: list[Backend], timeout: float, loss_steps: bool, progress: Progress
+        self,
+        cases: list[Case],
+        backends: list[Backend],
+        timeout: float | None,
+        loss_steps: bool,
+        progress: Progress,
     ) -> None:
         self.cases, self.backends, self.progress = cases, backends, progress
         self.tasks = [
@@ -122,67 +140,83 @@ class Run:
         self.sessions = {backend.name: backend.open(timeout, _saying(progress, backend.name)) for backend in backends}
         self.replies: dict[str, list[Reply]] = {backend.name: [] for backend in backends}
         self.rows: dict[str, dict[str, str]] = {}
+        self.infos: dict[str, dict[str, str]] = {}
         self.seconds: dict[str, dict[str, float]] = {backend.name: {} for backend in backends}
         self.stopping = threading.Event()
-        self.truths: dict[tuple[int, str], Truth] = {}
+        self.truths: dict[int, Truth] = {}
 
     def go(self) -> Comparison:
-        """Run everything; an interrupt ends the workers and keeps what is finished."""
-        from threadpoolctl import threadpool_limits
-
+        """Run everything and judge it; an interrupt ends the workers and keeps what is finished."""
         started = time.time()
-        self.progress.begin(len(self.tasks) * len(self.backends))
-        interrupted = False
-        executor = ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1), thread_name_prefix="backend")
-        try:
-            with threadpool_limits(limits=1):  # workers keep the other cores busy; see DESIGN
-                futures = [executor.submit(self._feed, backend) for backend in self.backends]
-                began = time.monotonic()
-                for index, task in enumerate(self.tasks):
-                    self.truths[index, task.case.dtype] = truth(task)
-                reference_seconds = time.monotonic() - began
-                for future in futures:
-                    future.result()
-        except KeyboardInterrupt:
-            interrupted = True
-            reference_seconds = float("nan")
-        finally:
-            self.stopping.set()
-            for session in self.sessions.values():
-                session.stop()
-            executor.shutdown(wait=True, cancel_futures=True)
+        reference = [float("nan")]
+
+        def truths() -> None:
+            began = time.monotonic()
+            for index, task in enumerate(self.tasks):
+                self.truths[index] = truth(task)
+            reference[0] = time.monotonic() - began
+
+        interrupted = self.collect(truths)
         outcomes = self._judge()
         return Comparison(
             self.cases,
             outcomes,
             [self.rows[backend.name] for backend in self.backends if backend.name in self.rows],
-            self._manifest(started, reference_seconds),
+            self._manifest(started, reference[0]),
             interrupted,
         )
 
-    def _feed(self, backend: Backend) -> None:
+    def collect(self, meanwhile: Callable[[], None] = lambda: None) -> bool:
+        """Ask every backend every task; returns whether the run was interrupted."""
+        from threadpoolctl import threadpool_limits
+
+        self.progress.begin(len(self.tasks) * len(self.backends))
+        groups: dict[str, list[Backend]] = {}
+        for backend in self.backends:
+            groups.setdefault(backend.group, []).append(backend)
+        executor = ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1), thread_name_prefix="backend")
+        try:
+            with threadpool_limits(limits=1):  # workers keep the other cores busy; see DESIGN
+                futures = [executor.submit(self._feed, group) for group in groups.values()]
+                meanwhile()
+                for future in futures:
+                    future.result()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            self.stopping.set()
+            for session in self.sessions.values():
+                session.stop()
+            executor.shutdown(wait=True, cancel_futures=True)
+        return False
+
+    def _feed(self, group: list[Backend]) -> None:
+        for backend in group:
+            self._feed_one(backend)
+        for backend in group:
+            self.sessions[backend.name].stop()
+
+    def _feed_one(self, backend: Backend) -> None:
         session = self.sessions[backend.name]
         row = {"backend": backend.name, "source": backend.source, "state": "ran", "versions": "", "reason": ""}
         began = time.monotonic()
-        with contextlib.suppress(WorkerError):
-            session.start()
-        self.seconds[backend.name]["start"] = time.monotonic() - began
-        for task in self.tasks:
-            if self.stopping.is_set():
-                break
-            reply = session.ask(task)
-            if self.stopping.is_set():
-                break  # the reply is of a worker that was told to end
-            self.replies[backend.name].append(reply)
-            self.progress.done(backend.name)
-        self.seconds[backend.name]["total"] = time.monotonic() - began
         try:
-            info = session.start() if not self.stopping.is_set() else {}
+            info = session.start()
+            self.infos[backend.name] = info
             row["versions"] = " ".join(f"{key}={value}" for key, value in info.items())
         except WorkerError as error:
             row |= {"state": error.verdict, "reason": str(error)}
-        self.rows[backend.name] = row
-        session.stop()
+        self.seconds[backend.name]["start"] = time.monotonic() - began
+        for task in self.tasks:
+            if self.stopping.is_set():
+                return
+            reply = session.ask(task)
+            if self.stopping.is_set():
+                return  # the reply is of a worker that was told to end
+            self.replies[backend.name].append(reply)
+            self.rows[backend.name] = row
+            self.progress.done(backend.name)
+        self.seconds[backend.name]["total"] = time.monotonic() - began
 
     def _judge(self) -> list[Outcome]:
         outcomes = []
@@ -194,9 +228,9 @@ class Run:
         return outcomes
 
     def _verdicts(self, index: int, task: Task, reply: Reply) -> dict[str, Judged]:
-        known = self.truths.get((index, task.case.dtype))
+        known = self.truths.get(index)
         if known is None:  # the run was interrupted before the reference came to it
-            known = self.truths[index, task.case.dtype] = truth(task)
+            known = self.truths[index] = truth(task)
         if reply.start is not None:
             known = truth(dataclasses.replace(task, case=task.case.replace(**reply.start)))
         verdicts = {}

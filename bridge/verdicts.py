@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bridge.answers import UNSUPPORTED, Answer, blocks
+from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, UNSUPPORTED, Answer, blocks
 from bridge.arithmetic import Array
 from bridge.tolerance import Truth, swamped
 
@@ -18,9 +18,9 @@ VERDICTS = (
     NOT_FINITE,
     NOT_REPEATABLE,
     UNSUPPORTED,
-    "unavailable",
-    "crashed",
-    "timed out",
+    UNAVAILABLE,
+    CRASHED,
+    TIMED_OUT,
 )
 """All verdicts; in a table always one of these, never a blank."""
 

@@ -9,6 +9,9 @@ from typing import Protocol
 from bridge.answers import UNAVAILABLE, Reply, Task
 from bridge.workers import Launch, Worker, WorkerError
 
+DEFAULT_TIMEOUT = 60.0
+"""Seconds a backend may take over one task, unless the run or the backend says otherwise."""
+
 
 class Session(Protocol):
     """A backend at work."""
@@ -38,7 +41,11 @@ class Backend(Protocol):
     def source(self) -> str:
         """``live`` or ``recorded``."""
 
-    def open(self, timeout: float, says: Callable[[str], None] | None = None) -> Session:
+    @property
+    def group(self) -> str:
+        """Backends of one group share a process (or file) and are asked one after another."""
+
+    def open(self, timeout: float | None, says: Callable[[str], None] | None = None) -> Session:
         """Begin; nothing is started before the session's first use."""
 
 
@@ -77,6 +84,13 @@ class LiveBackend:
     unavailable: str = ""
     source: str = "live"
 
-    def open(self, timeout: float, says: Callable[[str], None] | None = None) -> Session:
+    @property
+    def group(self) -> str:
+        """A process of its own."""
+        return self.name
+
+    def open(self, timeout: float | None, says: Callable[[str], None] | None = None) -> Session:
         """Begin a worker, or a session that says why there is none."""
-        return Absent(self.unavailable) if self.unavailable else Worker(self.launch, timeout, says)
+        if self.unavailable:
+            return Absent(self.unavailable)
+        return Worker(self.launch, timeout or DEFAULT_TIMEOUT, says)

@@ -2,46 +2,119 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from bridge.backends import mxnet
-from bridge.backends.base import Backend
+from bridge.backends import flux, mxnet, recorded
+from bridge.backends.base import Backend, LiveBackend
+from bridge.config import load_config
 from bridge.errors import BadInputError
+from bridge.workers import WorkerError
 
 
-def default_backends() -> list[Backend]:
-    """What a comparison runs when nobody says otherwise."""
-    return list(mxnet.backends())
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """Where answers may come from.
+
+    Attributes
+    ----------
+    live : None uses a live Flux where one is installed or named; True also lets juliapkg install its lines on first
+        use; False leaves recordings alone.
+    julia_project : folder of a Julia project that holds a Flux.
+    recordings : folders searched before the shipped recordings.
+    says : told what a slow first look at a Julia environment does.
+    """
+
+    live: bool | None = None
+    julia_project: str | None = None
+    recordings: tuple[Path, ...] = ()
+    says: Callable[[str], None] | None = None
 
 
-def all_backends() -> list[Backend]:
-    """Every backend that a pattern can name."""
-    return default_backends()
-
-
-def select(patterns: Iterable[str | Backend] | None) -> list[Backend]:
+def select(patterns: Iterable[str | Backend] | None, sources: Sources | None = None) -> list[Backend]:
     """Backends whose name matches any pattern (shell wildcards; a pattern without ``/`` matches either half).
+
+    Without patterns: every MXNet variant and a handful of telling Flux variants.
 
     Raises
     ------
     BadInputError
         For a pattern that matches nothing.
     """
+    sources = sources or Sources()
     if patterns is None:
-        return default_backends()
-    known = all_backends()
+        return [b for b in all_backends(sources) if not b.name.startswith("flux-") or _telling(b.name)]
     chosen: list[Backend] = []
+    known: list[Backend] | None = None
     for pattern in patterns:
         if not isinstance(pattern, str):
             chosen.append(pattern)
             continue
+        known = all_backends(sources) if known is None else known
         matching = [backend for backend in known if _matches(backend.name, pattern)]
         if not matching:
-            names = ", ".join(backend.name for backend in default_backends())
-            raise BadInputError("backend", "", f"a pattern that matches one of {names}", repr(pattern))
+            families = ", ".join(dict.fromkeys(backend.name.partition("/")[0] + "/..." for backend in known))
+            raise BadInputError("backend", "", f"a pattern that matches one of {families}", repr(pattern))
         chosen += matching
     return list({backend.name: backend for backend in chosen}.values())
+
+
+def all_backends(sources: Sources) -> list[Backend]:
+    """Every backend that a pattern can name, MXNet first, then Flux by version."""
+    return [*mxnet.backends(), *flux_backends(sources)]
+
+
+def flux_backends(sources: Sources) -> list[Backend]:
+    """Every Flux variant: live where its line is at hand, else recorded."""
+    config = load_config()
+    recordings = recorded.find([*sources.recordings, *map(Path, config["recordings"])])
+    lines, broken = _lines(sources, config["flux"], recordings)
+    live = flux.live_backends(lines)
+    at_hand = {line.version for line in lines}
+    rest: list[Backend] = [
+        recorded.RecordedBackend(recording, variant, flux.about(variant), _how_to_get(recording.line))
+        for recording in recordings
+        if recording.line.startswith("flux-") and recording.line.removeprefix("flux-") not in at_hand
+        for variant in recording.variants
+    ]
+    return [*sorted([*live, *rest], key=_version), *broken]
+
+
+def _lines(
+    sources: Sources, config: Iterable[dict[str, object]], recordings: list[recorded.Recording]
+) -> tuple[list[flux.Line], list[LiveBackend]]:
+    if sources.live is False:
+        return [], []
+    lines, broken = [], []
+    for line in flux.named_lines(sources.julia_project, list(config)):
+        try:
+            lines.append(line if line.version else flux.look(line, sources.says))
+        except WorkerError as error:
+            broken.append(LiveBackend(f"flux-unknown/{Path(line.origin).name}", "", line.launch, str(error)))
+    named = {line.version for line in lines}
+    for line in flux.managed_lines():
+        if (line.installed or sources.live) and line.version not in named:
+            variants = line.variants or flux.recorded_variants(recordings, line.version)
+            lines.append(dataclasses.replace(line, variants=variants))
+    return lines, broken
+
+
+def _how_to_get(line: str) -> str:
+    version = line.removeprefix("flux-")
+    if version in flux.MANAGED.values():
+        return "to run it live: --live (juliapkg installs Julia and this Flux on first use)"
+    return "to run it live: name a Julia project that holds it, see `gradbridge doctor`"
+
+
+def _telling(name: str) -> bool:
+    return name.partition("/")[2] in flux.TELLING
+
+
+def _version(backend: Backend) -> tuple[int, ...]:
+    digits = backend.name.partition("/")[0].removeprefix("flux-").split(".")
+    return tuple(int(part) if part.isdigit() else 0 for part in digits)
 
 
 def _matches(name: str, pattern: str) -> bool:

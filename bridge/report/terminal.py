@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,13 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from bridge.comparison import Comparison, Outcome, Progress
+from bridge.investigation import Cell, Investigation, label
 from bridge.verdicts import AGREES, NO_VALUES, Block
 
 if TYPE_CHECKING:
     from bridge.case import Case
 
+PIPED_WIDTH = 100
 STYLES = {"agrees": "green", "disagrees": "bold red", "not finite": "bold red", "not repeatable": "bold magenta"}
 
 
@@ -79,6 +82,62 @@ class TerminalProgress(Progress):
             self.bar.update(self.task, advance=1, description=escape(backend))
 
 
+def console(stderr: bool = False) -> Console:
+    """Return the console for results (stdout) or progress (stderr); piped, it takes its width from ``COLUMNS``."""
+    made = Console(stderr=stderr, highlight=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = PIPED_WIDTH
+    return made
+
+
+def print_investigation(investigation: Investigation, console: Console, folder: str) -> None:
+    """Print a table per case, a column per Flux version, then the advice."""
+    for case in investigation.comparison.cases:
+        rows = list(investigation.rows(case.name))
+        if not rows:
+            continue
+        console.print(f"[bold]{escape(repr(case).strip('<>'))}[/]", soft_wrap=True)
+        truths = {cell.truth for _, cells in rows for cell in cells.values() if cell.truth is not None}
+        unit = "dL/dW_ih" if truths else "its error relative to the true gradient"
+        table = Table(box=None, pad_edge=False)
+        table.add_column("model application api requested reset", no_wrap=True, max_width=46)
+        for version in investigation.versions:
+            table.add_column(version, no_wrap=True, min_width=11)
+        for name, cells in rows:
+            found = [cells.get(version) for version in investigation.versions]
+            table.add_row(escape(label(name)), *("" if cell is None else _colored(cell) for cell in found))
+        console.print(table)
+        if truths:
+            console.print(f"truth: dL/dW_ih = {truths.pop():.6g}")
+        console.print(
+            f"A wrong cell shows {unit} (or the quantity that is wrong), +n: and n further quantities. "
+            "'-': not to be had in that version; 'nothing': no gradient at all. Defaults are not written: the initial "
+            "state among the params, reset! before the call. 'stale': no reset, judged against the carried state.",
+            soft_wrap=True,
+        )
+        console.print()
+    for line in investigation.advice():
+        console.print(escape(line), soft_wrap=True)
+    print_missing(investigation.comparison, console)
+    console.print(f"tables: {escape(folder)}", soft_wrap=True)
+
+
+def _colored(cell: Cell) -> str:
+    color = {"right": "green", "unsupported": "dim"}.get(cell.verdict, "bold red")
+    return f"[{color}]{escape(cell.text)}[/]"
+
+
+def print_missing(comparison: Comparison, console: Console) -> None:
+    """Print each reason why backends are missing, once."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in comparison.backend_rows:
+        if row["reason"]:
+            reasons.setdefault((row["state"], row["reason"]), []).append(row["backend"])
+    for (state, reason), names in reasons.items():
+        who = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        console.print(f"{escape(who)}: {state}: {escape(reason)}", soft_wrap=True)
+
+
 def print_comparison(comparison: Comparison, console: Console, folder: str | None) -> None:
     """Print the verdict table, the lengths' view, why backends are missing, and where the files are."""
     for case in comparison.cases:
@@ -86,9 +145,7 @@ def print_comparison(comparison: Comparison, console: Console, folder: str | Non
         print_verdicts(case, summary[summary["case"] == case.name], console)
         if len(case.seq_lens) > 1 and "x" in case.requested:
             print_lengths(case, comparison.outcomes, console)
-    for _, row in comparison.backends.iterrows():
-        if row["reason"]:
-            console.print(f"{escape(row['backend'])}: {row['state']}: {escape(row['reason'])}", soft_wrap=True)
+    print_missing(comparison, console)
     count = comparison.disagreements
     if comparison.interrupted:
         console.print("[bold]interrupted[/]: what was finished is kept", soft_wrap=True)
