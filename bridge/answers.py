@@ -23,20 +23,28 @@ class Task:
     case : the case.
     seq_len : steps of it to run.
     loss_step : the 0-based output step that alone makes the loss, or None for the case's whole head.
+    accumulate : how many times forward and backward are run, gradients added up (MXNet's ``grad_req='add'``);
+        more than once is only asked of backends that can.
     """
 
     case: Case
     seq_len: int
     loss_step: int | None = None
+    accumulate: int = 1
 
     def to_plain(self) -> dict[str, Any]:
         """Return the task without NumPy objects."""
-        return {"case": self.case.to_plain(), "seq_len": self.seq_len, "loss_step": self.loss_step}
+        return {
+            "case": self.case.to_plain(),
+            "seq_len": self.seq_len,
+            "loss_step": self.loss_step,
+            "accumulate": self.accumulate,
+        }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Task:
         """Inverse of :meth:`to_plain`."""
-        return cls(Case.from_plain(plain["case"]), plain["seq_len"], plain["loss_step"])
+        return cls(Case.from_plain(plain["case"]), plain["seq_len"], plain["loss_step"], plain["accumulate"])
 
     def heads(self) -> tuple[Array, Array | None, Array | None]:
         """Head gradients, as :meth:`Case.heads` gives them."""

@@ -216,6 +216,21 @@ def record(
 
 
 @main.command()
+def faults() -> None:
+    r"""List the named faults: what is wrong, where it was reported, how it looks on the Jacobian map.
+
+    \b
+    Example:
+      gradbridge faults
+    """
+    from bridge.faults import CATALOGUE
+
+    for name, kind in CATALOGUE.items():
+        click.echo(f"{name}: {kind.sentence}" + (f" [{kind.report}]" if kind.report else ""))
+        click.echo(f"    Jacobian map: {kind.signature}")
+
+
+@main.command()
 @click.option("--julia-project", metavar="DIR", help="A Julia project that holds a Flux.")
 @click.option("--recordings", multiple=True, metavar="DIR", help="Folders with recordings of your own.")
 def doctor(julia_project: str | None, recordings: tuple[str, ...]) -> None:

@@ -20,22 +20,14 @@ from bridge.answers import CRASHED, Reply, Task, first_line
 from bridge.backends.base import Backend
 from bridge.backends.registry import Sources, select
 from bridge.case import Case, load_case, shipped_cases
+from bridge.diagnosis import Finding, Investigator
 from bridge.errors import BadInputError
 from bridge.tolerance import SAMPLES, SEED, Truth, truth
-from bridge.verdicts import WRONG, Judged, judge
+from bridge.verdicts import WRONG, Judged, Outcome, judge
 from bridge.workers import WorkerError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """A backend's judged answer to a task."""
-
-    backend: str
-    task: Task
-    quantities: Mapping[str, Judged]
 
 
 @dataclasses.dataclass
@@ -144,6 +136,7 @@ class Run:
         self.seconds: dict[str, dict[str, float]] = {backend.name: {} for backend in backends}
         self.stopping = threading.Event()
         self.truths: dict[int, Truth] = {}
+        self.known: dict[int, Truth] = {}
 
     def go(self) -> Comparison:
         """Run everything and judge it; an interrupt ends the workers and keeps what is finished."""
@@ -156,18 +149,44 @@ class Run:
                 self.truths[index] = truth(task)
             reference[0] = time.monotonic() - began
 
-        interrupted = self.collect(truths)
-        outcomes = self._judge()
+        findings: list[Finding] = []
+        try:
+            interrupted = self.collect(truths)
+            outcomes = self._judge()
+            try:
+                findings = [] if interrupted else self._diagnose(outcomes)
+            except KeyboardInterrupt:
+                interrupted = True
+        finally:
+            self.close()
         return Comparison(
             self.cases,
             outcomes,
             [self.rows[backend.name] for backend in self.backends if backend.name in self.rows],
             self._manifest(started, reference[0]),
+            findings,
             interrupted,
         )
 
+    def close(self) -> None:
+        """End every session."""
+        self.stopping.set()
+        for session in self.sessions.values():
+            session.stop()
+
+    def _diagnose(self, outcomes: list[Outcome]) -> list[Finding]:
+        """Name the faults; backends that vary are asked again, in the sessions that are still open."""
+        options = {backend.name: backend.workarounds for backend in self.backends}
+        asking = {
+            backend.name: self.sessions[backend.name].ask
+            for backend in self.backends
+            if backend.varies and self.rows.get(backend.name, {}).get("state") == "ran"
+        }
+        investigator = Investigator(outcomes, lambda outcome: self.known[id(outcome)])
+        return investigator.findings(asking, lambda name: options[name])
+
     def collect(self, meanwhile: Callable[[], None] = lambda: None) -> bool:
-        """Ask every backend every task; returns whether the run was interrupted."""
+        """Ask every backend every task; returns whether the run was interrupted. Sessions stay open."""
         from threadpoolctl import threadpool_limits
 
         self.progress.begin(len(self.tasks) * len(self.backends))
@@ -181,20 +200,18 @@ class Run:
                 meanwhile()
                 for future in futures:
                     future.result()
-        except KeyboardInterrupt:
-            return True
+        except BaseException as error:
+            self.close()  # frees the threads that wait for a worker
+            if isinstance(error, KeyboardInterrupt):
+                return True
+            raise
         finally:
-            self.stopping.set()
-            for session in self.sessions.values():
-                session.stop()
             executor.shutdown(wait=True, cancel_futures=True)
         return False
 
     def _feed(self, group: list[Backend]) -> None:
         for backend in group:
             self._feed_one(backend)
-        for backend in group:
-            self.sessions[backend.name].stop()
 
     def _feed_one(self, backend: Backend) -> None:
         session = self.sessions[backend.name]
@@ -224,22 +241,18 @@ class Run:
             for backend in self.backends:
                 replies = self.replies[backend.name]
                 if index < len(replies):
-                    outcomes.append(Outcome(backend.name, task, self._verdicts(index, task, replies[index])))
+                    known = self._truth(index, task, replies[index])
+                    outcome = Outcome(backend.name, task, _verdicts(replies[index], known))
+                    self.known[id(outcome)] = known
+                    outcomes.append(outcome)
         return outcomes
 
-    def _verdicts(self, index: int, task: Task, reply: Reply) -> dict[str, Judged]:
-        known = self.truths.get(index)
-        if known is None:  # the run was interrupted before the reference came to it
-            known = self.truths[index] = truth(task)
-        if reply.start is not None:
-            known = truth(dataclasses.replace(task, case=task.case.replace(**reply.start)))
-        verdicts = {}
-        for quantity, answer in reply.answers.items():
-            try:
-                verdicts[quantity] = judge(quantity, answer, known, reply.notes)
-            except ValueError as error:
-                verdicts[quantity] = Judged(CRASHED, first_line(str(error)))
-        return verdicts
+    def _truth(self, index: int, task: Task, reply: Reply) -> Truth:
+        if reply.start is not None:  # a carried state is judged as the state the backend really started from
+            return truth(dataclasses.replace(task, case=task.case.replace(**reply.start)))
+        if index not in self.truths:  # the run was interrupted before the reference came to it
+            self.truths[index] = truth(task)
+        return self.truths[index]
 
     def _manifest(self, started: float, reference_seconds: float) -> dict[str, Any]:
         import pandas as pd
@@ -266,6 +279,16 @@ class Run:
         }
 
 
+def _verdicts(reply: Reply, known: Truth) -> dict[str, Judged]:
+    verdicts = {}
+    for quantity, answer in reply.answers.items():
+        try:
+            verdicts[quantity] = judge(quantity, answer, known, reply.notes)
+        except ValueError as error:
+            verdicts[quantity] = Judged(CRASHED, first_line(str(error)))
+    return verdicts
+
+
 def _saying(progress: Progress, backend: str) -> Callable[[str], None]:
     return lambda line: progress.starting(backend, line)
 
@@ -280,6 +303,7 @@ class Comparison:
     outcomes : judged answers, ordered by case, prefix, loss step and backend.
     backend_rows : one row per backend.
     manifest : versions, switches, digests, seeds, timings; what ``run.json`` holds.
+    findings : the disagreements with the names of their faults.
     interrupted : whether the run ended early; the tables then hold what was finished.
     """
 
@@ -287,6 +311,7 @@ class Comparison:
     outcomes: Sequence[Outcome]
     backend_rows: Sequence[Mapping[str, str]]
     manifest: Mapping[str, Any]
+    findings: Sequence[Finding] = ()
     interrupted: bool = False
 
     @cached_property
@@ -308,7 +333,14 @@ class Comparison:
         """One row per case, backend and quantity."""
         from bridge.report import tables
 
-        return tables.summary(self.outcomes)
+        return tables.summary(self.outcomes, self.findings)
+
+    @cached_property
+    def faults(self) -> pd.DataFrame:
+        """One row per finding."""
+        from bridge.report import tables
+
+        return tables.findings(self.findings)
 
     @cached_property
     def pairs(self) -> pd.DataFrame:

@@ -11,8 +11,8 @@ import numpy as np
 
 from bridge.answers import CRASHED, TIMED_OUT
 from bridge.backends.flux import Name
-from bridge.comparison import Comparison, Outcome
-from bridge.verdicts import AGREES, DISAGREES, NO_VALUES, NOT_REPEATABLE, Judged
+from bridge.comparison import Comparison
+from bridge.verdicts import AGREES, DISAGREES, NO_VALUES, NOT_REPEATABLE, Judged, Outcome
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -46,8 +46,11 @@ def record(
     if not live:
         raise BadInputError("record", "backend", "a backend that runs live here", "none; see `gradbridge doctor`")
     run = Run(loaded, live, timeout, loss_steps, progress or Progress())
-    if run.collect():
-        raise KeyboardInterrupt
+    try:
+        if run.collect():
+            raise KeyboardInterrupt
+    finally:
+        run.close()
     lines: dict[str, list[Backend]] = {}
     for backend in live:
         lines.setdefault(backend.name.partition("/")[0], []).append(backend)

@@ -5,7 +5,7 @@ No framework is in it. ``tests/test_reference.py`` proves it by complex-step dif
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,9 @@ from bridge.cells import CELLS, Cell
 
 Nested = tuple[tuple[Array, ...], ...]
 """One array per layer and direction: ``value[layer][direction]``."""
+
+PullStrand = Callable[[tuple[int, int], "Strand", Array, Array | None, Array | None], dict[str, Array]]
+"""Pulls cotangents of the outputs and final states back through a strand, as :meth:`Strand.pull` does."""
 
 Gradients = dict[str, Any]
 """Quantity -> array, or :data:`Nested` for the parameters' quantities."""
@@ -80,6 +83,8 @@ class Tape:
         :class:`~bridge.arithmetic.Exact`, or noisy with R replicas.
     dtype : numpy dtype
         float64 or float32.
+    cell : Cell, optional
+        A cell to use instead of the mode's.
 
     Attributes
     ----------
@@ -87,9 +92,16 @@ class Tape:
     """
 
     @_unbounded
-    def __init__(self, case: Case, seq_len: int, arithmetic: Arithmetic, dtype: DTypeLike = np.float64) -> None:
+    def __init__(
+        self,
+        case: Case,
+        seq_len: int,
+        arithmetic: Arithmetic,
+        dtype: DTypeLike = np.float64,
+        cell: Cell | None = None,
+    ) -> None:
         self.case, self.arithmetic, self.dtype = case, arithmetic, np.dtype(dtype)
-        self.cell: Cell = CELLS[case.mode]
+        self.cell: Cell = cell or CELLS[case.mode]
         self.params = tuple(
             tuple(Weights(*(array.astype(self.dtype, copy=False) for array in weights)) for weights in directions)
             for directions in case.params
@@ -119,13 +131,20 @@ class Tape:
         return head_y, states[0], states[1]
 
     @_unbounded
-    def pull(self, head_y: Array, head_hn: Array | None = None, head_cn: Array | None = None) -> dict[str, Any]:
+    def pull(
+        self,
+        head_y: Array,
+        head_hn: Array | None = None,
+        head_cn: Array | None = None,
+        through: PullStrand | None = None,
+    ) -> dict[str, Any]:
         """Pull head gradients back.
 
         Parameters
         ----------
         head_y : array, (T, R, B, D*H)
         head_hn, head_cn : array, (layers * D, R, B, H), optional
+        through : what pulls each strand back, given its (layer, direction); :meth:`Strand.pull` by default.
 
         Returns
         -------
@@ -142,11 +161,12 @@ class Tape:
             for direction, strand in enumerate(self.strands[layer]):
                 index = layer * case.directions + direction
                 head = above[..., direction * size : (direction + 1) * size]
-                grads = strand.pull(
+                cotangents = (
                     head[::-1] if direction else head,
                     None if head_hn is None else head_hn[index],
                     None if head_cn is None else head_cn[index],
                 )
+                grads = through((layer, direction), strand, *cotangents) if through else strand.pull(*cotangents)
                 found.append(grads)
                 flows.append(grads["dx"][::-1] if direction else grads["dx"])
             above = flows[0] if len(flows) == 1 else ar.rounded(flows[0] + flows[1])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, UNSUPPORTED, Answer, blocks
+from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, UNSUPPORTED, Answer, Task, blocks
 from bridge.arithmetic import Array
 from bridge.tolerance import Truth, swamped
 
@@ -90,6 +90,15 @@ class Judged:
     def nothing(self) -> bool:
         """Whether the framework said that there is no gradient."""
         return bool(self.blocks) and all(np.isnan(block.value).all() for block in self.blocks)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A backend's judged answer to a task."""
+
+    backend: str
+    task: Task
+    quantities: Mapping[str, Judged]
 
 
 def judge(quantity: str, answer: Answer, truth: Truth, notes: Sequence[str] = ()) -> Judged:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from bridge.answers import UNAVAILABLE, Reply, Task
+from bridge.options import Workaround
 from bridge.workers import Launch, Worker, WorkerError
 
 DEFAULT_TIMEOUT = 60.0
@@ -45,6 +46,14 @@ class Backend(Protocol):
     def group(self) -> str:
         """Backends of one group share a process (or file) and are asked one after another."""
 
+    @property
+    def workarounds(self) -> tuple[Workaround, ...]:
+        """What its user could do instead, should it be wrong."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether it can be asked varied cases at little cost."""
+
     def open(self, timeout: float | None, says: Callable[[str], None] | None = None) -> Session:
         """Begin; nothing is started before the session's first use."""
 
@@ -76,6 +85,7 @@ class LiveBackend:
     name, about : as in :class:`Backend`.
     launch : how its worker process is started.
     unavailable : why it cannot run here, with the command that would bring it; empty where it can.
+    workarounds, varies : as in :class:`Backend`.
     """
 
     name: str
@@ -83,6 +93,8 @@ class LiveBackend:
     launch: Launch
     unavailable: str = ""
     source: str = "live"
+    workarounds: tuple[Workaround, ...] = ()
+    varies: bool = True
 
     @property
     def group(self) -> str:

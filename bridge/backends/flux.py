@@ -27,6 +27,7 @@ from bridge.backends.base import Session
 from bridge.backends.recorded import Recording
 from bridge.case import Case
 from bridge.errors import BadInputError, UnsupportedError
+from bridge.options import Workaround
 from bridge.workers import Launch, Worker, WorkerError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -351,6 +352,16 @@ class FluxBackend:
         return _fingerprint(self.line.launch)
 
     @property
+    def workarounds(self) -> tuple[Workaround, ...]:
+        """Other applications, and the cell with explicit state."""
+        return workarounds(self.variant)
+
+    @property
+    def varies(self) -> bool:
+        """No: every new element type or length of a variant is compiled first."""
+        return False
+
+    @property
     def launch(self) -> Launch:
         """How the line's worker starts."""
         return self.line.launch
@@ -412,6 +423,22 @@ def about(variant: str) -> str:
     if name.requested == "weights":
         extra.append("initial state not among the params")
     return ", ".join([f"{model} by {applied}", gradient, *extra])
+
+
+def workarounds(variant: str) -> tuple[Workaround, ...]:
+    """What a user of this variant could do instead."""
+    name = Name.parse(variant)
+    rest = variant.removeprefix(f"{name.model}-{name.application}")
+    swaps = [
+        Workaround(f"apply it by {words}", variant=f"{name.model}-{application}{rest}")
+        for application, words in (("map", "map"), ("for", "a for loop"))
+        if name.application not in ("map", "for", "sequence")
+    ]
+    return (
+        *swaps,
+        Workaround("use the cell with explicit state", variant=f"cell-for-{name.api}"),
+        Workaround("use the layer over the whole sequence", variant="layer-sequence-explicit"),
+    )
 
 
 def live_backends(lines: Iterable[Line]) -> list[FluxBackend]:

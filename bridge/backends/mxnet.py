@@ -20,6 +20,7 @@ from bridge.arithmetic import Array
 from bridge.backends.base import LiveBackend
 from bridge.case import GATES, PARAM_NAMES, Case, Weights
 from bridge.errors import BadInputError, UnsupportedError
+from bridge.options import Workaround
 from bridge.workers import Launch
 
 PINNED = "2.0.0b1"
@@ -39,6 +40,7 @@ _WAYS = {
     "gluon": "the gluon layer, parameters' grad_req 'null' unless requested",
     "unrolled": "gluon cells unrolled step by step, no RNN operator",
 }
+Heads = tuple[Array, "Array | None", "Array | None"]
 _REFUSAL = re.compile(r"not (?:yet )?(?:be )?(?:supported|implemented|available)|unsupported|only supports?\b", re.I)
 
 
@@ -65,9 +67,20 @@ def backends() -> list[LiveBackend]:
                     {**switch, "MXNET_CPU_WORKER_NTHREADS": "1"},
                 ),
                 unavailable=missing,
+                workarounds=_workarounds(way, kernel),
             )
         )
     return found
+
+
+def _workarounds(way: str, kernel: str) -> tuple[Workaround, ...]:
+    if kernel != "native":
+        return ()
+    return (
+        Workaround("request the parameters' gradients too", request=("params",)),
+        Workaround("use the oneDNN kernel", variant=f"{way}-onednn"),
+        Workaround("unroll gluon cells", variant="unrolled"),
+    )
 
 
 def _switch(version: str) -> str:
@@ -252,7 +265,7 @@ class MXNet:
         if case.c0 is not None:
             given["c0"] = case.c0
         try:
-            return self.run_way(case, given, task.heads())
+            return self.run_way(case, given, task.heads(), task.accumulate)
         except self.mx.base.MXNetError as error:
             words = next((line.strip() for line in str(error).splitlines() if _REFUSAL.search(line)), None)
             if words is None:
@@ -276,12 +289,12 @@ class MXNet:
 
     # -- the RNN operator ----------------------------------------------------------------------------------------
 
-    def _operator(self, case: Case, given: dict[str, Array], heads: tuple[Array, Array | None, Array | None]) -> Reply:
+    def _operator(self, case: Case, given: dict[str, Array], heads: Heads, times: int) -> Reply:
         nd, autograd = self.mx.nd, self.mx.autograd
         given = {"x": given["x"], "params": flatten(case.params), **{k: v for k, v in given.items() if k != "x"}}
         arrays = {name: nd.array(value, dtype=case.dtype) for name, value in given.items()}
         for name in case.requested:
-            arrays[name].attach_grad()
+            arrays[name].attach_grad(_request(times))
         options = {
             "mode": case.mode,
             "state_size": case.hidden_size,
@@ -297,9 +310,10 @@ class MXNet:
             def call(*inputs: Any) -> Any:
                 return nd.RNN(*inputs, **options)
 
-        with autograd.record():
-            outputs = call(*arrays.values())
-        _backward(autograd, outputs, [None if head is None else nd.array(head, dtype=case.dtype) for head in heads])
+        for _ in range(times):
+            with autograd.record():
+                outputs = call(*arrays.values())
+            _backward(autograd, outputs, [None if head is None else nd.array(head, dtype=case.dtype) for head in heads])
         grads = {f"d{name}": array.grad for name, array in arrays.items() if name in case.requested}
         if "params" in case.requested:
             grads |= _by_name(unflatten(grads.pop("dparams").asnumpy(), case.params))
@@ -307,7 +321,7 @@ class MXNet:
 
     # -- the gluon layer -----------------------------------------------------------------------------------------
 
-    def _gluon(self, case: Case, given: dict[str, Array], heads: tuple[Array, Array | None, Array | None]) -> Reply:
+    def _gluon(self, case: Case, given: dict[str, Array], heads: Heads, times: int) -> Reply:
         mx, xp = self.mx, self._frontend()
         kind = {"lstm": "LSTM", "gru": "GRU"}.get(case.mode, "RNN")
         activation = {"activation": case.mode.removeprefix("rnn_")} if kind == "RNN" else {}
@@ -333,13 +347,14 @@ class MXNet:
                 for way, weights in zip("lr", directions, strict=False)
                 for name, array in zip(_GLUON_NAMES, weights, strict=True)
             }
-        self._load(parameters, case)
+        self._load(parameters, case, times)
         for name in case.requested:
             if name != "params":
-                arrays[name].attach_grad()
-        with mx.autograd.record():
-            y, states = layer(arrays["x"], [arrays[name] for name in ("h0", "c0") if name in arrays])
-        _backward(mx.autograd, [y, *states], [None if h is None else xp.array(h, dtype=case.dtype) for h in heads])
+                arrays[name].attach_grad(_request(times))
+        for _ in range(times):
+            with mx.autograd.record():
+                y, states = layer(arrays["x"], [arrays[name] for name in ("h0", "c0") if name in arrays])
+            _backward(mx.autograd, [y, *states], [None if h is None else xp.array(h, dtype=case.dtype) for h in heads])
         grads = {f"d{name}": arrays[name].grad for name in case.requested if name != "params"}
         if "params" in case.requested:
             if flat:
@@ -356,9 +371,9 @@ class MXNet:
                 )
         return self._reply(case, y, grads, arrays, given)
 
-    def _load(self, parameters: Mapping[str, tuple[Any, Array]], case: Case) -> None:
+    def _load(self, parameters: Mapping[str, tuple[Any, Array]], case: Case, times: int) -> None:
         for parameter, value in parameters.values():
-            parameter.grad_req = "write" if "params" in case.requested else "null"
+            parameter.grad_req = _request(times) if "params" in case.requested else "null"
             parameter.set_data(self._frontend().array(value, dtype=case.dtype))
 
     def _frontend(self) -> Any:
@@ -367,30 +382,17 @@ class MXNet:
 
     # -- gluon cells ---------------------------------------------------------------------------------------------
 
-    def _unrolled(self, case: Case, given: dict[str, Array], heads: tuple[Array, Array | None, Array | None]) -> Reply:
+    def _unrolled(self, case: Case, given: dict[str, Array], heads: Heads, times: int) -> Reply:
         mx, xp = self.mx, self._frontend()
         arrays = {name: xp.array(value, dtype=case.dtype) for name, value in given.items()}
-        cells = [[self._cell(case, weights) for weights in directions] for directions in case.params]
+        cells = [[self._cell(case, weights, times) for weights in directions] for directions in case.params]
         for name in case.requested:
             if name != "params":
-                arrays[name].attach_grad()
-        steps = len(given["x"])
-        with mx.autograd.record():
-            below, finals = arrays["x"], []
-            for layer, directions in enumerate(cells):
-                start = [
-                    arrays[name][layer * len(directions) + direction]
-                    for direction in range(len(directions))
-                    for name in ("h0", "c0")
-                    if name in arrays
-                ]
-                whole = directions[0] if len(directions) == 1 else mx.gluon.rnn.BidirectionalCell(*directions)
-                below, states = whole.unroll(steps, below, begin_state=start, layout="TNC", merge_outputs=True)
-                finals += states
-            stack = xp.stack if hasattr(mx, "np") and xp is mx.np else lambda states: mx.nd.stack(*states)
-            per_cell = 2 if "c0" in arrays else 1
-            outputs = [below, *(stack(finals[kind::per_cell]) for kind in range(per_cell))]
-        _backward(mx.autograd, outputs, [None if h is None else xp.array(h, dtype=case.dtype) for h in heads])
+                arrays[name].attach_grad(_request(times))
+        for _ in range(times):
+            with mx.autograd.record():
+                outputs = self._unroll(cells, arrays, len(given["x"]))
+            _backward(mx.autograd, outputs, [None if h is None else xp.array(h, dtype=case.dtype) for h in heads])
         grads = {f"d{name}": arrays[name].grad for name in case.requested if name != "params"}
         if "params" in case.requested:
             grads |= _by_name(
@@ -399,9 +401,27 @@ class MXNet:
                     for directions in cells
                 ]
             )
-        return self._reply(case, below, grads, arrays, given)
+        return self._reply(case, outputs[0], grads, arrays, given)
 
-    def _cell(self, case: Case, weights: Weights) -> Any:
+    def _unroll(self, cells: Sequence[Sequence[Any]], arrays: Mapping[str, Any], steps: int) -> list[Any]:
+        """Outputs and final states."""
+        mx, xp = self.mx, self._frontend()
+        below, finals = arrays["x"], []
+        for layer, directions in enumerate(cells):
+            start = [
+                arrays[name][layer * len(directions) + direction]
+                for direction in range(len(directions))
+                for name in ("h0", "c0")
+                if name in arrays
+            ]
+            whole = directions[0] if len(directions) == 1 else mx.gluon.rnn.BidirectionalCell(*directions)
+            below, states = whole.unroll(steps, below, begin_state=start, layout="TNC", merge_outputs=True)
+            finals += states
+        stack = xp.stack if hasattr(mx, "np") and xp is mx.np else lambda states: mx.nd.stack(*states)
+        per_cell = 2 if "c0" in arrays else 1
+        return [below, *(stack(finals[kind::per_cell]) for kind in range(per_cell))]
+
+    def _cell(self, case: Case, weights: Weights, times: int) -> Any:
         rnn = self.mx.gluon.rnn
         size, inputs = case.hidden_size, weights.weight_ih.shape[1]
         if case.mode == "lstm":
@@ -413,13 +433,17 @@ class MXNet:
             cell = rnn.RNNCell(size, activation=_identity if word == "identity" else word, input_size=inputs)
         cell.cast(case.dtype)
         cell.initialize()
-        self._load(
-            {name: (getattr(cell, name), array) for name, array in zip(_GLUON_NAMES, weights, strict=True)}, case
-        )
+        named = {name: (getattr(cell, name), array) for name, array in zip(_GLUON_NAMES, weights, strict=True)}
+        self._load(named, case, times)
         return cell
 
 
 _GLUON_NAMES = ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias")
+
+
+def _request(times: int) -> str:
+    """MXNet's ``grad_req`` for a backward pass that is run so many times."""
+    return "add" if times > 1 else "write"
 
 
 def _identity(inputs: Any) -> Any:

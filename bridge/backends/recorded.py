@@ -22,6 +22,7 @@ from bridge.arithmetic import Array
 from bridge.backends.base import Session
 from bridge.case import Case, atomic
 from bridge.errors import BadInputError
+from bridge.options import Workaround
 
 FORMAT = 1
 SHIPPED = Path(__file__).resolve().parent.parent / "recordings"
@@ -133,7 +134,9 @@ class RecordedBackend:
     variant: str
     about: str
     how_to_get_it: str
+    workarounds: tuple[Workaround, ...] = ()
     source: str = "recorded"
+    varies: bool = False
 
     @property
     def name(self) -> str:

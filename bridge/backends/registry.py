@@ -74,7 +74,9 @@ def flux_backends(sources: Sources) -> list[Backend]:
     live = flux.live_backends(lines)
     at_hand = {line.version for line in lines}
     rest: list[Backend] = [
-        recorded.RecordedBackend(recording, variant, flux.about(variant), _how_to_get(recording.line))
+        recorded.RecordedBackend(
+            recording, variant, flux.about(variant), _how_to_get(recording.line), flux.workarounds(variant)
+        )
         for recording in recordings
         if recording.line.startswith("flux-") and recording.line.removeprefix("flux-") not in at_hand
         for variant in recording.variants

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
     from bridge.comparison import Comparison
 
-TABLES = ("gradients", "timesteps", "summary", "pairs", "backends")
+TABLES = {
+    "gradients": "gradients",
+    "timesteps": "timesteps",
+    "summary": "summary",
+    "findings": "faults",
+    "pairs": "pairs",
+    "backends": "backends",
+}
+"""File name -> table of a comparison."""
 
 
 def save(comparison: Comparison, folder: Path) -> Path:
@@ -29,8 +37,8 @@ def save(comparison: Comparison, folder: Path) -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in TABLES:
-            write_csv(getattr(comparison, name), folder / f"{name}.csv")
+        for name, table in TABLES.items():
+            write_csv(getattr(comparison, table), folder / f"{name}.csv")
         side = folder / "not_repeatable.csv"
         if len(comparison.not_repeatable):
             write_csv(comparison.not_repeatable, side)

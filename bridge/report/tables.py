@@ -14,7 +14,8 @@ from bridge.case import QUANTITIES
 from bridge.verdicts import AGREES, DISAGREES, NOT_REPEATABLE, VERDICTS, Block, Judged
 
 if TYPE_CHECKING:
-    from bridge.comparison import Outcome
+    from bridge.diagnosis import Finding
+    from bridge.verdicts import Outcome
 
 SEQUENCES = ("y", "dx")
 STATES = ("dh0", "dc0")
@@ -30,11 +31,14 @@ TIMESTEPS = (
 )  # fmt: skip
 SUMMARY = (
     "case", "backend", "quantity", "verdict", "n", "n_disagree", "max_abs_err", "max_rel_err", "max_ulps",
-    "worst_seq_len", "worst_timestep", "cosine", "norm_ratio", "reason",
+    "worst_seq_len", "worst_timestep", "cosine", "norm_ratio", "fault", "fault_residual", "reason",
 )  # fmt: skip
 PAIRS = (
     "case", "quantity", "seq_len", "loss_step", "timestep", "backend_a", "backend_b", "n", "max_abs_diff",
     "rms_diff", "verdict",
+)  # fmt: skip
+FINDINGS = (
+    "case", "backend", "quantities", "fault", "fault_residual", "condition", "workarounds", "others", "sentence",
 )  # fmt: skip
 BACKENDS = ("backend", "source", "state", "versions", "reason")
 INDEX = ("timestep", "layer", "direction", "batch", "row", "col")
@@ -70,11 +74,19 @@ def timesteps(outcomes: Sequence[Outcome]) -> pd.DataFrame:
     return _frame(rows, TIMESTEPS)
 
 
-def summary(outcomes: Sequence[Outcome]) -> pd.DataFrame:
+def summary(outcomes: Sequence[Outcome], findings: Sequence[Finding] = ()) -> pd.DataFrame:
     """One row per case, backend and quantity; the whole head and all loss steps and prefixes together."""
     groups: dict[tuple[str, str, str], list[tuple[Outcome, Judged]]] = {}
     for outcome, quantity, judged in _walk(outcomes):
         groups.setdefault((outcome.task.case.name, outcome.backend, quantity), []).append((outcome, judged))
+    named = {
+        (finding.case, finding.backend, quantity): {
+            "fault": finding.match.fault,
+            "fault_residual": finding.match.residual,
+        }
+        for finding in findings
+        for quantity in finding.match.quantities
+    }
     rows = []
     for (case, backend, quantity), members in groups.items():
         verdict = min((judged.verdict for _, judged in members), key=_RANK.index)
@@ -82,9 +94,28 @@ def summary(outcomes: Sequence[Outcome]) -> pd.DataFrame:
         row = {"case": case, "backend": backend, "quantity": quantity, "verdict": verdict}
         row |= _worst([block for _, judged in members for block in judged.blocks])
         row |= _where(quantity, members)
-        row |= _alignment(members)
+        row |= _alignment(members) | named.get((case, backend, quantity), {})
         rows.append(row | {"reason": " | ".join(reasons)})
     return _frame(rows, SUMMARY)
+
+
+def findings(found: Sequence[Finding]) -> pd.DataFrame:
+    """One row per case, backend and fault."""
+    rows = [
+        {
+            "case": finding.case,
+            "backend": finding.backend,
+            "quantities": " ".join(finding.match.quantities),
+            "fault": finding.match.fault,
+            "fault_residual": finding.match.residual,
+            "condition": finding.condition,
+            "workarounds": " | ".join(finding.workarounds),
+            "others": " | ".join(finding.match.others),
+            "sentence": finding.sentence,
+        }
+        for finding in found
+    ]
+    return _frame(rows, FINDINGS)
 
 
 def pairs(outcomes: Sequence[Outcome]) -> pd.DataFrame:

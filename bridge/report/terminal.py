@@ -16,9 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from bridge.comparison import Comparison, Outcome, Progress
+from bridge.comparison import Comparison, Progress
+from bridge.diagnosis import Finding, how_well
 from bridge.investigation import Cell, Investigation, label
-from bridge.verdicts import AGREES, NO_VALUES, Block
+from bridge.verdicts import AGREES, NO_VALUES, Block, Outcome
 
 if TYPE_CHECKING:
     from bridge.case import Case
@@ -146,12 +147,50 @@ def print_comparison(comparison: Comparison, console: Console, folder: str | Non
         if len(case.seq_lens) > 1 and "x" in case.requested:
             print_lengths(case, comparison.outcomes, console)
     print_missing(comparison, console)
+    print_findings(comparison, console)
     count = comparison.disagreements
     if comparison.interrupted:
         console.print("[bold]interrupted[/]: what was finished is kept", soft_wrap=True)
     console.print(f"{count or 'no'} disagreement{'s' * (count != 1)} (case x backend x quantity)")
     if folder is not None:
         console.print(f"tables: {escape(folder)}", soft_wrap=True)
+
+
+def print_findings(comparison: Comparison, console: Console) -> None:
+    """Print a sentence per kind of finding: who, which quantities, what, when, how well it matches, what avoids it."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in comparison.findings:
+        line = finding.backend.partition("-")[0]
+        groups.setdefault((line, finding.clause), []).append(finding)
+    for (_, clause), members in groups.items():
+        quantities = dict.fromkeys(name for finding in members for name in finding.match.quantities)
+        cases = dict.fromkeys(finding.case for finding in members)
+        evidence = "; ".join(filter(None, [how_well(members), f"on {', '.join(cases)}"]))
+        who = _abbreviated([finding.backend for finding in members])
+        console.print(
+            f"[bold]{escape(who)}[/], {' '.join(quantities)}: {escape(f'{clause} ({evidence})')}", soft_wrap=True
+        )
+        verified = dict.fromkeys(line for finding in members for line in finding.workarounds)
+        for line in verified:
+            backends = [finding.backend for finding in members if line in finding.workarounds]
+            whose = "" if len(backends) == len(members) else f" ({_abbreviated(backends)})"
+            console.print(f"  verified: {escape(line + whose)}", soft_wrap=True)
+        for note in dict.fromkeys(finding.note for finding in members if finding.note):
+            apart = dict.fromkeys(finding.case for finding in members if finding.note == note)
+            console.print(f"  on {escape(f'{chr(44).join(apart)} {note}')}", soft_wrap=True)
+    if groups:
+        console.print()
+
+
+def _abbreviated(names: Sequence[str]) -> str:
+    """Write ``line/a, line/b`` as ``line/{a, b}``."""
+    by_line: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        line, _, variant = name.partition("/")
+        by_line.setdefault(line, []).append(variant)
+    return ", ".join(
+        f"{line}/{found[0]}" if len(found) == 1 else f"{line}/{{{', '.join(found)}}}" for line, found in by_line.items()
+    )
 
 
 def print_verdicts(case: Case, summary: pd.DataFrame, console: Console) -> None:

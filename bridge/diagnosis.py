@@ -1,0 +1,248 @@
+"""From matched faults to findings: when the fault strikes, what avoids it, and a sentence a maintainer accepts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from bridge.answers import Reply, Task
+from bridge.case import PARAM_NAMES, QUANTITIES, REQUESTABLE, Case
+from bridge.faults import CATALOGUE, Match, Matcher, Seen
+from bridge.options import Workaround
+from bridge.tolerance import Truth, truth
+from bridge.verdicts import AGREES, NO_VALUES, WRONG, Judged, Outcome, judge
+
+Ask = Callable[[Task], Reply]
+"""Has a backend compute a task."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A disagreement with its name.
+
+    Attributes
+    ----------
+    case, backend : where it was seen.
+    match : the fault, or that there is none.
+    condition : when it strikes, as far as varying the case told; a clause, or empty.
+    workarounds : what avoids it, each verified by a run that agrees.
+    steps : time steps over which it was matched.
+    note : a further remark (a carried state, indistinguishable faults).
+    """
+
+    case: str
+    backend: str
+    match: Match
+    condition: str
+    workarounds: tuple[str, ...]
+    steps: int
+    note: str = ""
+
+    @property
+    def clause(self) -> str:
+        """What is wrong and when, without names and numbers; equal for findings of one kind."""
+        match = self.match
+        if match.name in CATALOGUE:
+            what = CATALOGUE[match.name].sentence
+        elif match.faults:
+            what = " and ".join(fault.sentence for fault in match.faults)
+        else:
+            what = "unexplained: no named fault gives these values"
+        return f"{what} {self.condition}".rstrip()
+
+    @property
+    def sentence(self) -> str:
+        """The finding in a sentence."""
+        evidence = how_well([self])
+        extras = [self.note, *(f"verified: {line}" for line in self.workarounds)]
+        text = f"{self.backend}, {' '.join(self.match.quantities)}: {self.clause}"
+        return "; ".join([f"{text} ({evidence})" if evidence else text, *filter(None, extras)])
+
+
+def how_well(findings: Sequence[Finding]) -> str:
+    """Say how closely the fault's own gradients reproduce the values, over findings of one kind."""
+    matched = [finding for finding in findings if finding.match.faults]
+    if matched:
+        residual = max(finding.match.residual for finding in matched)
+        steps = {finding.steps for finding in matched}
+        where = "at all timesteps" if len(steps) > 1 else f"at all {steps.pop()} timesteps"
+        return f"matches to {_digits(residual)} {where}"
+    closest = next((finding for finding in findings if finding.match.closest), None)
+    if closest is None:
+        return ""
+    names = " + ".join(map(str, closest.match.closest))
+    return f"closest: {names}, off by {_digits(closest.match.residual)}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.1g}" if np.isfinite(value) else "?"
+
+
+class Investigator:
+    """Names what a run found, and varies the cases of live backends to learn more.
+
+    Parameters
+    ----------
+    outcomes : all judged answers of the run.
+    truths : task -> what it was judged by.
+    """
+
+    def __init__(self, outcomes: Sequence[Outcome], truths: Callable[[Outcome], Truth]) -> None:
+        self.matcher = Matcher()
+        self.truths = truths
+        self.groups: dict[tuple[str, str], list[Outcome]] = {}
+        for outcome in outcomes:
+            self.groups.setdefault((outcome.task.case.name, outcome.backend), []).append(outcome)
+
+    def findings(
+        self,
+        asking: Mapping[str, Ask] | None = None,
+        workarounds: Callable[[str], Iterable[Workaround]] = lambda backend: (),
+    ) -> list[Finding]:
+        """Name every disagreement.
+
+        Parameters
+        ----------
+        asking : backend name -> how to ask it again; backends without one are not varied.
+        workarounds : what to try for a backend.
+        """
+        found = []
+        for (case, backend), outcomes in self.groups.items():
+            seen = [Seen(outcome.task, self.truths(outcome), outcome.quantities) for outcome in outcomes]
+            for match in self.matcher.diagnose(seen, backend.partition("-")[0]):
+                ask = (asking or {}).get(backend)
+                steps = max(outcome.task.seq_len for outcome in outcomes)
+                condition = self._condition(outcomes[-1].task.case, match, ask) if ask and match.faults else ""
+                verified = tuple(
+                    line
+                    for option in workarounds(backend)
+                    if (line := self._verified(outcomes, backend, match, option, asking or {}))
+                )
+                note = f"not to be told apart here from {', '.join(match.others[:3])}" if match.others else ""
+                found.append(Finding(case, backend, match, condition, verified, steps, note))
+        return found
+
+    # -- when ----------------------------------------------------------------------------------------------------
+
+    def _condition(self, case: Case, match: Match, ask: Ask) -> str:
+        """Vary the requested set, the dtype, the layers and the length, and say what switches the fault on."""
+        wanted = [name for name, quantities in QUANTITIES.items() if set(quantities) & set(match.quantities)]
+        parts = [self._requests(case, match, ask, wanted)]
+        dtypes: dict[str, bool | None] = {case.dtype: True}
+        other = "float32" if case.dtype == "float64" else "float64"
+        dtypes[other] = self._shows(case.replace(dtype=other), match, ask)
+        parts.append(_alike("in", dtypes, "and"))
+        layers: dict[int, bool | None] = {case.layers: True}
+        if case.layers == 1:
+            layers[2] = self._shows(stacked(case), match, ask)
+        else:
+            layers[1] = self._shows(bottom(case), match, ask)
+        parts.append(_alike("with", {f"{n} layer{'s' * (n > 1)}": shows for n, shows in sorted(layers.items())}, "and"))
+        if case.seq_len > 1:
+            shortest = next((n for n in range(1, case.seq_len) if self._shows(case, match, ask, n)), case.seq_len)
+            parts.append(f"from {shortest} steps on" if shortest > 1 else "")
+        return ", ".join(filter(None, parts))
+
+    def _requests(self, case: Case, match: Match, ask: Ask, wanted: list[str]) -> str:
+        possible = [name for name in REQUESTABLE if name != "c0" or case.mode == "lstm"]
+        free = [name for name in possible if name not in wanted]
+        shows = {}
+        for extra in itertools.chain.from_iterable(itertools.combinations(free, n) for n in range(len(free) + 1)):
+            shows[frozenset(extra)] = self._shows(case.replace(requested=(*wanted, *extra)), match, ask)
+        known = {extra: shown for extra, shown in shows.items() if shown is not None}
+        if not known or all(known.values()):
+            return "whatever else is requested" if known and free else ""
+        for name in free:
+            words = "parameter gradients are" if name == "params" else f"d{name} is"
+            if all(shown == (name not in extra) for extra, shown in known.items()):
+                return f"unless {words} requested too"
+            if all(shown == (name in extra) for extra, shown in known.items()):
+                return f"when {words} requested too"
+        sets = [" ".join((*wanted, *sorted(extra))) for extra, shown in known.items() if shown]
+        return "when requested: " + " | ".join(sets) if sets else ""
+
+    def _shows(self, case: Case, match: Match, ask: Ask, seq_len: int | None = None) -> bool | None:
+        """Whether a quantity of the match is wrong on a varied case; None where the backend cannot say."""
+        judged = self._judged(case, ask, seq_len)
+        relevant = [judged[name] for name in match.quantities if name in judged]
+        if not relevant or all(one.verdict in NO_VALUES for one in relevant):
+            return None
+        return any(one.verdict in WRONG for one in relevant)
+
+    @staticmethod
+    def _judged(case: Case, ask: Ask, seq_len: int | None = None) -> dict[str, Judged]:
+        task = Task(case, seq_len or case.seq_len)
+        reply, known = ask(task), truth(task)
+        return {name: judge(name, answer, known) for name, answer in reply.answers.items()}
+
+    # -- instead -------------------------------------------------------------------------------------------------
+
+    def _verified(
+        self, outcomes: Sequence[Outcome], backend: str, match: Match, option: Workaround, asking: Mapping[str, Ask]
+    ) -> str:
+        """Return the workaround's sentence if a run of it agrees on every quantity that was wrong."""
+        case = outcomes[0].task.case
+        line = backend.partition("/")[0]
+        target = f"{line}/{option.variant}" if option.variant else backend
+        if option.request:
+            requested = tuple(name for name in REQUESTABLE if name in {*case.requested, *option.request})
+            if requested == case.requested or target not in asking:
+                return ""
+            results = [self._judged(case.replace(requested=requested), asking[target])]
+        elif (case.name, target) in self.groups:
+            results = [dict(outcome.quantities) for outcome in self.groups[case.name, target]]
+        elif target in asking:
+            results = [self._judged(case, asking[target])]
+        else:
+            return ""
+        needed = [name for name in match.quantities if name in results[0]]
+        right = all(found[name].verdict == AGREES for found in results for name in needed)
+        return option.sentence if needed and right else ""
+
+
+def _alike(word: str, shows: Mapping[str, bool | None], joiner: str) -> str:
+    yes = [name for name, shown in shows.items() if shown]
+    no = [name for name, shown in shows.items() if shown is False]
+    if not no:
+        return f"{word} {f' {joiner} '.join(yes)}" if len(yes) > 1 else ""
+    return f"{word} {f' {joiner} '.join(yes)} but not {word} {', '.join(no)}"
+
+
+def stacked(case: Case) -> Case:
+    """Put a second layer of seeded random weights on a case's last; states are zero there."""
+    rng = np.random.default_rng(0)
+    size, width = case.hidden_size, case.hidden_size * case.directions
+    layer = [
+        dict(
+            zip(
+                PARAM_NAMES,
+                (
+                    rng.normal(0, width**-0.5, (case.gates * size, width)),
+                    np.asarray(case.params[-1][direction].weight_hh),
+                    np.zeros(case.gates * size),
+                    np.zeros(case.gates * size),
+                ),
+                strict=True,
+            )
+        )
+        for direction in range(case.directions)
+    ]
+    more = {
+        name: np.concatenate([state, np.zeros_like(state[: case.directions])])
+        for name in ("h0", "c0", "head_hn", "head_cn")
+        if (state := getattr(case, name)) is not None
+    }
+    return case.replace(params=(*case.params, layer), **more)
+
+
+def bottom(case: Case) -> Case:
+    """Take a case's first layer alone."""
+    fewer = {
+        name: state[: case.directions]
+        for name in ("h0", "c0", "head_hn", "head_cn")
+        if (state := getattr(case, name)) is not None
+    }
+    return case.replace(params=case.params[:1], **fewer)

@@ -1,0 +1,785 @@
+"""Named faults: small transformations of the reference computation that give wrong gradients, as frameworks give them.
+
+A fault states which gradients a framework with that fault returns; :func:`match` finds the simplest fault, or pair of
+faults, that reproduces every value a backend returned. Where none does, the wrong gradient stays unexplained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bridge.answers import Task, blocks
+from bridge.arithmetic import Arithmetic, Array, Exact
+from bridge.case import Case
+from bridge.cells import GRU, Pulled, Stepped
+from bridge.reference import Gradients, Strand, Tape, without_replicas
+from bridge.tolerance import Truth, truth
+from bridge.verdicts import NOT_REPEATABLE, WRONG, Judged
+
+UNEXPLAINED = "unexplained"
+WEIGHTS = ("dweight_ih", "dweight_hh")
+BIASES = ("dbias_ih", "dbias_hh")
+STATES = ("dh0", "dc0")
+MAX_TRUNCATION = 50
+"""Longest sequence for which truncations are tried; each needs one adjoint pass per loss step."""
+
+Change = Callable[[Gradients], Gradients]
+"""A change of finished gradients."""
+
+MXNET, FLUX = "apache/mxnet#21143", "FluxML/Flux.jl#1547"
+
+
+# -- what can be wrong -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How the adjoint is computed wrongly. The default is the right way.
+
+    Attributes
+    ----------
+    order : ``backward``; ``forward``, the adjoint recursion run from the first step to the last; ``absorbed``, the
+        same with the first step's state cotangent kept by the initial state's slot instead of flowing on.
+    reach : steps that a cotangent flows before it is dropped; 1 drops the recurrent term, None lets it flow.
+    strands : the (layer, direction) pairs to which ``order`` and ``reach`` apply; None is all.
+    counted : a step's share of the parameters' gradients is counted once more for every step that is pulled back
+        after it (1), and that total once more (2).
+    state : how the initial state's gradient comes about: ``carry``, what flows out at the end; ``first``, what the
+        first step gives; ``sum``, the sum over all steps; or two of them added.
+    vector : the state between the first two steps is one vector for the whole batch, its cotangent summed over it.
+    cell : a cell to use instead of the case's.
+    last_head : only the last step's head gradients count.
+    foreign : pairs of strands; the first one's weight gradients are summed with the second one's inputs and states.
+    after : changes of the finished gradients, in order.
+    """
+
+    order: str = "backward"
+    reach: int | None = None
+    strands: tuple[tuple[int, int], ...] | None = None
+    counted: int = 0
+    state: str = "carry"
+    vector: bool = False
+    cell: Any = None
+    last_head: bool = False
+    foreign: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = ()
+    after: tuple[Change, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A named fault, with its parameter filled in.
+
+    Attributes
+    ----------
+    name : its name; see :data:`CATALOGUE`.
+    detail : the parameter, for people (``k=3``, ``layer 1``), or empty.
+    changes : fields of :class:`Plan` that differ from the right way.
+    """
+
+    name: str
+    detail: str
+    changes: tuple[tuple[str, Any], ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.detail})" if self.detail else self.name
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, as a clause."""
+        return CATALOGUE[self.name].sentence + (f" ({self.detail})" if self.detail else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A fault's entry in the catalogue.
+
+    Attributes
+    ----------
+    sentence : what is wrong, as a clause for a maintainer.
+    report : where it was reported, or empty.
+    signature : how it looks on the Jacobian map (rows loss steps s, columns input steps t), or where else.
+    variants : the faults of that name which a case can show.
+    """
+
+    sentence: str
+    report: str
+    signature: str
+    variants: Callable[[Case], Iterator[Fault]]
+
+
+def plan(faults: Sequence[Fault]) -> Plan | None:
+    """Merge faults into one plan; None where they contradict each other."""
+    merged: dict[str, Any] = {}
+    after: tuple[Any, ...] = ()
+    for fault in faults:
+        for key, value in fault.changes:
+            if key == "after":
+                after += value
+            elif key in merged and merged[key] != value:
+                if key != "state":
+                    return None
+                merged[key] = value
+            else:
+                merged[key] = value
+    return Plan(**merged, after=after)
+
+
+# -- computing them ----------------------------------------------------------------------------------------------
+
+
+def gradients(task: Task, faults: Sequence[Fault]) -> Gradients | None:
+    """Gradients that a framework with these faults returns; None where the faults contradict each other.
+
+    Parameters
+    ----------
+    task : Task
+    faults : one or more, composed
+
+    Returns
+    -------
+    dict like that of :func:`bridge.reference.gradients`, float64.
+    """
+    merged = plan(faults)
+    return None if merged is None else compute(task, merged)
+
+
+def compute(task: Task, how: Plan, tape: Tape | None = None) -> Gradients:
+    """Run the adjoint according to a plan."""
+    head_y, head_hn, head_cn = task.heads()
+    if how.last_head:
+        head_y = np.where(np.arange(len(head_y))[:, None, None] == len(head_y) - 1, head_y, 0)
+    if tape is None or how.cell is not None:
+        tape = Tape(task.case, task.seq_len, Exact(), cell=how.cell)
+    with np.errstate(all="ignore"):
+        pulled = tape.pull(*tape.cotangents(head_y, head_hn, head_cn), through=_Faulty(how, tape))
+        result = without_replicas(pulled)
+        for change in how.after:
+            result = change(result)
+    return result
+
+
+class _Faulty:
+    """Pulls a strand's cotangents back according to a plan."""
+
+    def __init__(self, how: Plan, tape: Tape) -> None:
+        self.how, self.tape = how, tape
+
+    def __call__(
+        self, place: tuple[int, int], strand: Strand, head: Array, head_h: Array | None, head_c: Array | None
+    ) -> dict[str, Array]:
+        how = self.how
+        if how.strands is not None and place not in how.strands:
+            how = dataclasses.replace(how, order="backward", reach=None, state="carry", vector=False)
+        other = dict(how.foreign).get(place)
+        foreign = None if other is None else self.tape.strands[other[0]][other[1]]
+        pull = _truncated if how.reach is not None and how.reach > 1 else _pull
+        return pull(strand, head, head_h, head_c, how, foreign)
+
+
+def _pull(
+    strand: Strand,
+    head: Array,
+    head_h: Array | None,
+    head_c: Array | None,
+    how: Plan,
+    foreign: Strand | None = None,
+    replicas: bool = False,
+) -> dict[str, Array]:
+    ar, weights, steps = strand.arithmetic, strand.weights, len(strand.saved)
+    forward = how.order != "backward"
+    zero = np.zeros_like(head[-1])
+    dh = zero if head_h is None else head_h
+    dc = None if strand.start[1] is None else zero if head_c is None else head_c
+    inputs, hidden = [zero] * steps, [zero] * steps
+    earlier_h: list[Array] = [zero] * steps
+    earlier_c: list[Array | None] = [None] * steps
+    for t in range(steps) if forward else reversed(range(steps)):
+        pulled = strand.cell.adjoint(head[t] + dh, dc, strand.saved[t], ar)
+        inputs[t], hidden[t] = pulled.inputs, pulled.hidden
+        dh = pulled.hidden @ weights.weight_hh + (0 if pulled.h is None else pulled.h)
+        dc = pulled.c
+        earlier_h[t], earlier_c[t] = dh, dc
+        if how.reach == 1 or (how.order == "absorbed" and t == 0):
+            dh, dc = np.zeros_like(dh), None if dc is None else np.zeros_like(dc)
+        elif how.reach is not None and replicas:  # replica s is the loss step; its cotangent ends after `reach` steps
+            alive = (np.arange(dh.shape[0]) < t - 1 + how.reach)[:, None, None]
+            dh, dc = dh * alive, None if dc is None else dc * alive
+        if how.vector and t == 0 and forward:
+            dh = np.broadcast_to(dh.sum(axis=-2, keepdims=True), dh.shape)
+            dc = None if dc is None else np.broadcast_to(dc.sum(axis=-2, keepdims=True), dc.shape)
+    order = range(steps) if forward else range(steps - 1, -1, -1)
+    share = {t: steps - place + (how.counted - 1) if how.counted else 1 for place, t in enumerate(order)}
+    scale = np.array([share[t] for t in range(steps)], head.dtype)[:, None, None, None]
+    da_in, da_hid = np.stack(inputs), np.stack(hidden)
+    grads = strand.weight_gradients(da_in * scale, da_hid * scale)
+    if isinstance(strand.cell, _ResetBefore):
+        grads["dweight_hh"][:, -da_hid.shape[-1] // 3 :] = strand.cell.candidate_rows(strand.saved, da_hid * scale)
+    if foreign is not None:
+        theirs = foreign.weight_gradients(da_in * scale, da_hid * scale)
+        grads |= {name: theirs[name] for name in WEIGHTS if theirs[name].shape == grads[name].shape}
+    grads["dx"] = da_in @ weights.weight_ih
+    last = steps - 1 if forward else 0
+    grads["dh0"] = _state(earlier_h, how.state, last)
+    if earlier_c[0] is not None:
+        grads["dc0"] = _state([array for array in earlier_c if array is not None], how.state, last)
+    return grads
+
+
+def _state(earlier: list[Array], how: str, last: int) -> Array:
+    parts: dict[str, Array] = {"carry": earlier[last], "first": earlier[0]}
+    if "sum" in how:
+        parts["sum"] = np.sum(earlier, axis=0)
+    total: Array = np.sum([parts[part] for part in how.split("+")], axis=0)
+    return total
+
+
+def _truncated(
+    strand: Strand,
+    head: Array,
+    head_h: Array | None,
+    head_c: Array | None,
+    how: Plan,
+    foreign: Strand | None = None,
+) -> dict[str, Array]:
+    """Give every loss step a replica of its own, so that its cotangent can end on its own, and add them up."""
+    steps = len(head)
+    alone = np.zeros((steps, steps, *head.shape[2:]), head.dtype)
+    alone[np.arange(steps), np.arange(steps)] = head[:, 0]
+    states = []
+    for state in (head_h, head_c):
+        spread = None if state is None else np.zeros((steps, *state.shape[1:]), head.dtype)
+        if spread is not None and state is not None:
+            spread[-1] = state[0]
+        states.append(spread)
+    grads = _pull(strand, alone, states[0], states[1], how, foreign, replicas=True)
+    return {
+        name: array.sum(axis=1, keepdims=True) if name == "dx" else array.sum(axis=0, keepdims=True)
+        for name, array in grads.items()
+    }
+
+
+class _ResetBefore(GRU):
+    """The GRU of Cho et al. (2014): the reset gate acts on the state before the product (Flux's GRUv3)."""
+
+    def forward(
+        self, inputs: Array, h: Array, c: Array | None, recurrent: Array, bias_hh: Array, ar: Arithmetic
+    ) -> Stepped:
+        """Take one step."""
+        size = h.shape[-1]
+        hidden = h @ recurrent[:, : 2 * size] + bias_hh[: 2 * size]
+        r_z, kept, d_r_z = ar.sigmoid(inputs[..., : 2 * size] + hidden)
+        r, z, not_z = r_z[..., :size], r_z[..., size:], kept[..., size:]
+        weight = recurrent[:, 2 * size :]
+        n, d_n = ar.tanh(inputs[..., 2 * size :] + (r * h) @ weight + bias_hh[2 * size :])
+        return Stepped(not_z * n + z * h, None, (h, r, z, not_z, n, weight, d_r_z, d_n))
+
+    def adjoint(self, dh: Array, dc: Array | None, saved: tuple[Any, ...], ar: Arithmetic) -> Pulled:
+        """Pull back; the caller adds ``hidden @ weight_hh``, in which the n rows' part still lacks the reset gate."""
+        h, r, z, not_z, n, weight, d_r_z, d_n = saved
+        da_n = dh * not_z * d_n
+        through = da_n @ weight.T  # cotangent of r * h
+        gates = np.concatenate([through * h, dh * (h - n)], axis=-1) * d_r_z
+        da = np.concatenate([gates, da_n], axis=-1)
+        return Pulled(da, da, dh * z + through * (r - 1), None)
+
+    @staticmethod
+    def candidate_rows(saved: Sequence[tuple[Any, ...]], da_hid: Array) -> Array:
+        """``dweight_hh`` of the n rows, (R, H, H): there the state is gated."""
+        size = da_hid.shape[-1] // 3
+        gated = np.stack([step[0] * step[1] for step in saved])
+        rows: Array = np.einsum("trbi,trbj->rij", da_hid[..., 2 * size :], gated)
+        return rows
+
+
+# -- changes of finished gradients -------------------------------------------------------------------------------
+
+
+def _mapped(names: Iterable[str], change: Callable[[Array], Array]) -> Change:
+    chosen = tuple(names)
+
+    def apply(found: Gradients) -> Gradients:
+        return found | {name: _each(found[name], change) for name in chosen if name in found}
+
+    return apply
+
+
+def _each(value: Any, change: Callable[[Array], Array]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(tuple(change(array) for array in directions) for directions in value)
+    return change(value)
+
+
+def _rows(permutation: Sequence[int], gates: int) -> Callable[[Array], Array]:
+    def permute(array: Array) -> Array:
+        split = array.reshape(gates, -1, *array.shape[1:])
+        result: Array = split[list(permutation)].reshape(array.shape)
+        return result
+
+    return permute
+
+
+def _transposed(array: Array) -> Array:
+    """Transpose each gate's square block."""
+    size = array.shape[1]
+    if array.shape[0] % size:
+        return array
+    result: Array = np.swapaxes(array.reshape(-1, size, size), 1, 2).reshape(array.shape)
+    return result
+
+
+# -- the catalogue -----------------------------------------------------------------------------------------------
+
+
+def _one(name: str, **changes: Any) -> Callable[[Case], Iterator[Fault]]:
+    def variants(case: Case) -> Iterator[Fault]:
+        yield Fault(name, "", tuple(changes.items()))
+
+    return variants
+
+
+def _places(case: Case) -> list[tuple[int, int]]:
+    return list(itertools.product(range(case.layers), range(case.directions)))
+
+
+def _place(place: tuple[int, int], case: Case) -> str:
+    words = [f"layer {place[0]}"] if case.layers > 1 else []
+    words += [("forward", "reverse")[place[1]] + " direction"] if case.bidirectional else []
+    return ", ".join(words)
+
+
+def _dropped(case: Case) -> Iterator[Fault]:
+    yield Fault("recurrent-term-dropped", "", (("reach", 1),))
+    places = _places(case)
+    if len(places) > 1:
+        for place in places:
+            yield Fault("recurrent-term-dropped", f"in {_place(place, case)}", (("reach", 1), ("strands", (place,))))
+    if case.layers > 1 and case.bidirectional:
+        for layer in range(case.layers):
+            chosen = tuple(place for place in places if place[0] == layer)
+            yield Fault("recurrent-term-dropped", f"in layer {layer}", (("reach", 1), ("strands", chosen)))
+        for direction in (0, 1):
+            chosen = tuple(place for place in places if place[1] == direction)
+            word = ("forward", "reverse")[direction]
+            yield Fault("recurrent-term-dropped", f"in the {word} direction", (("reach", 1), ("strands", chosen)))
+
+
+def _truncations(case: Case) -> Iterator[Fault]:
+    if case.seq_len <= MAX_TRUNCATION:
+        for steps in range(2, case.seq_len):
+            yield Fault("truncated", f"after {steps} steps", (("reach", steps),))
+
+
+def _gate_orders(case: Case) -> Iterator[Fault]:
+    letters = {"lstm": "ifgo", "gru": "rzn"}.get(case.mode, "")
+    names = (*WEIGHTS, *BIASES)
+    for permutation in itertools.permutations(range(len(letters))):
+        if permutation != tuple(range(len(letters))):
+            order = " ".join(letters[i] for i in permutation)
+            change = _mapped(names, _rows(permutation, len(letters)))
+            yield Fault("gate-order-permuted", f"rows come as {order}", (("after", (change,)),))
+
+
+def _bias_faults(name: str, factor: float) -> Callable[[Case], Iterator[Fault]]:
+    def variants(case: Case) -> Iterator[Fault]:
+        for names in (BIASES, BIASES[:1], BIASES[1:]):
+            change = _mapped(names, lambda array: array * factor)
+            yield Fault(name, "" if len(names) == 2 else names[0][1:], (("after", (change,)),))
+
+    return variants
+
+
+def _reset_before(case: Case) -> Iterator[Fault]:
+    if case.mode == "gru":
+        yield Fault("gru-reset-before-product", "", (("cell", _ResetBefore()),))
+
+
+def _batch_means(case: Case) -> Iterator[Fault]:
+    if case.batch > 1:
+        everything = ("dx", *WEIGHTS, *BIASES, *STATES)
+        for names, detail in ((everything, ""), ((*WEIGHTS, *BIASES), "in the parameters' gradients")):
+            change = _mapped(names, lambda array: array / case.batch)
+            yield Fault("batch-mean-for-sum", detail, (("after", (change,)),))
+
+
+def _other_direction(case: Case) -> Iterator[Fault]:
+    if case.bidirectional:
+        places = _places(case)
+        both = tuple((place, (place[0], 1 - place[1])) for place in places)
+        yield Fault("inputs-of-the-other-direction", "", (("foreign", both),))
+        for pair in both:
+            yield Fault("inputs-of-the-other-direction", f"in {_place(pair[0], case)}", (("foreign", (pair,)),))
+
+
+def _other_layer(case: Case) -> Iterator[Fault]:
+    for place in _places(case):
+        for other in range(case.layers):
+            if other != place[0]:
+                detail = f"layer {other}'s in {_place(place, case)}"
+                yield Fault("inputs-of-another-layer", detail, (("foreign", ((place, (other, place[1])),)),))
+
+
+def _transposes(case: Case) -> Iterator[Fault]:
+    for names in (WEIGHTS[1:], WEIGHTS[:1], WEIGHTS):
+        change = _mapped(names, _transposed)
+        yield Fault("transposed-weight-gradient", " ".join(name[1:] for name in names), (("after", (change,)),))
+
+
+def _zero(array: Array) -> Array:
+    return np.zeros_like(array)
+
+
+def _reversed(array: Array) -> Array:
+    return array[::-1]
+
+
+def _double(array: Array) -> Array:
+    return array * 2
+
+
+_DIAGONAL = "diagonal right, everything below it wrongly zero"
+_ANTICAUSAL = "diagonal right, below it wrongly zero, above it wrongly non-zero"
+_MAP_RIGHT = "the map is right; the parameters' gradients are wrong"
+
+CATALOGUE: dict[str, Kind] = {
+    "recurrent-term-dropped": Kind("the recurrent term is dropped", MXNET, _DIAGONAL, _dropped),
+    "forward-order": Kind(
+        "the adjoint recursion runs forward in time (the state's cotangent flows from step t-1 into step t)",
+        FLUX,
+        _ANTICAUSAL,
+        _one("forward-order", order="forward"),
+    ),
+    "forward-order-absorbed": Kind(
+        "the adjoint recursion runs forward in time, and the initial state's slot absorbs the first step's cotangent",
+        FLUX,
+        _ANTICAUSAL + "; nothing comes from step 0",
+        _one("forward-order-absorbed", order="absorbed", state="first"),
+    ),
+    "forward-order-absorbed-and-reset": Kind(
+        "the adjoint recursion runs forward in time, the initial state's slot absorbs the first step's cotangent, and "
+        "reset! adds the last one's",
+        FLUX,
+        _ANTICAUSAL + "; nothing comes from step 0",
+        _one("forward-order-absorbed-and-reset", order="absorbed", state="first+carry"),
+    ),
+    "forward-order-vector-state": Kind(
+        "the adjoint recursion runs forward in time, and the first cotangent, of one state vector for the whole batch, "
+        "is its sum over the batch",
+        FLUX,
+        _ANTICAUSAL + ", and wrong across the batch",
+        _one("forward-order-vector-state", order="forward", vector=True),
+    ),
+    "counted-repeatedly": Kind(
+        "each step's share is counted again for every step pulled back after it (a running total is summed)",
+        FLUX,
+        _MAP_RIGHT,
+        _one("counted-repeatedly", counted=1, state="sum"),
+    ),
+    "counted-repeatedly-and-once-more": Kind(
+        "each step's share is counted again for every step pulled back after it, and the total once more",
+        FLUX,
+        _MAP_RIGHT,
+        _one("counted-repeatedly-and-once-more", counted=2, state="sum+carry"),
+    ),
+    "initial-state-counted-repeatedly": Kind(
+        "the initial state's gradient is the sum of its running total over the steps",
+        FLUX,
+        "the map is right; dh0 is wrong",
+        _one("initial-state-counted-repeatedly", state="sum+carry"),
+    ),
+    "truncated": Kind(
+        "backpropagation through time is truncated: a cotangent ends early",
+        "",
+        "a band of right blocks along the diagonal, wrongly zero below it",
+        _truncations,
+    ),
+    "last-head-only": Kind(
+        "only the last step's head gradients count",
+        "",
+        "the last row right, all others wrongly zero",
+        _one("last-head-only", last_head=True),
+    ),
+    "initial-state-gradient-missing": Kind(
+        "the initial state's gradient is missing (zero)",
+        "",
+        "the map is right; dh0 is zero",
+        _one("initial-state-gradient-missing", after=(_mapped(STATES, _zero),)),
+    ),
+    "batch-mean-for-sum": Kind(
+        "the mean over the batch is taken for the sum",
+        "",
+        "every block too small by the batch size, or none",
+        _batch_means,
+    ),
+    "gate-order-permuted": Kind("the gates' rows are in another order", "", _MAP_RIGHT, _gate_orders),
+    "gru-reset-before-product": Kind(
+        "the GRU's reset gate acts before the product, not after it",
+        "",
+        "every block wrong, the outputs too",
+        _reset_before,
+    ),
+    "bias-doubled": Kind("the bias gradient is doubled", "", _MAP_RIGHT, _bias_faults("bias-doubled", 2.0)),
+    "bias-halved": Kind("the bias gradient is halved", "", _MAP_RIGHT, _bias_faults("bias-halved", 0.5)),
+    "bias-missing": Kind("the bias gradient is missing (zero)", "", _MAP_RIGHT, _bias_faults("bias-missing", 0.0)),
+    "inputs-of-the-other-direction": Kind(
+        "the weight gradient is summed with the other direction's inputs", "", _MAP_RIGHT, _other_direction
+    ),
+    "inputs-of-another-layer": Kind(
+        "the weight gradient is summed with another layer's inputs", "", _MAP_RIGHT, _other_layer
+    ),
+    "time-reversed": Kind(
+        "the input gradient is reversed in time",
+        "",
+        "the map is mirrored left to right",
+        _one("time-reversed", after=(_mapped(("dx",), _reversed),)),
+    ),
+    "transposed-weight-gradient": Kind(
+        "the weight gradient's square blocks are transposed", "", _MAP_RIGHT, _transposes
+    ),
+    "buffer-not-cleared": Kind(
+        "a gradient buffer is not cleared between two calls: the second result holds the first too",
+        "",
+        "every block doubled",
+        _one("buffer-not-cleared", after=(_mapped(("dx", *WEIGHTS, *BIASES, *STATES), _double),)),
+    ),
+    "float32-intermediates": Kind(
+        "a float64 result carries float32 rounding: something in between is computed in float32",
+        "",
+        "every block off by about 1e-7 of its size",
+        lambda case: iter(()),
+    ),
+    "nothing-returned": Kind(
+        "no gradient is returned at all (Zygote's nothing)",
+        "",
+        "no values",
+        lambda case: iter(()),
+    ),
+}
+"""Every kind of fault, simplest first; a match prefers the earlier."""
+
+_FLOWS = (
+    "recurrent-term-dropped", "forward-order", "forward-order-absorbed", "forward-order-absorbed-and-reset",
+    "forward-order-vector-state", "counted-repeatedly", "counted-repeatedly-and-once-more", "last-head-only",
+    "initial-state-counted-repeatedly", "batch-mean-for-sum", "gru-reset-before-product",
+)  # fmt: skip
+"""Faults that are tried as the first of a pair."""
+
+
+def variants(case: Case) -> Iterator[Fault]:
+    """Yield every fault that a case can show, simplest first."""
+    for kind in CATALOGUE.values():
+        yield from kind.variants(case)
+
+
+# -- matching ----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """What explains a backend's wrong gradients on a case.
+
+    Attributes
+    ----------
+    quantities : the disagreeing quantities that it is about.
+    faults : one or two; empty when unexplained.
+    residual : largest absolute deviation of the backend from the fault's own gradients.
+    others : further faults that cannot be told apart from it on this case.
+    closest : for an unexplained one, the fault that comes closest.
+    """
+
+    quantities: tuple[str, ...]
+    faults: tuple[Fault, ...]
+    residual: float
+    others: tuple[str, ...] = ()
+    closest: tuple[Fault, ...] = ()
+    name: str = ""
+
+    @property
+    def fault(self) -> str:
+        """The name for a table."""
+        if self.name:
+            return self.name
+        return " + ".join(map(str, self.faults)) if self.faults else UNEXPLAINED
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The names of the faults, without their parameters."""
+        return (self.name,) if self.name else tuple(fault.name for fault in self.faults)
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """One task as a backend answered it, with the truth it was judged by."""
+
+    task: Task
+    truth: Truth
+    quantities: Mapping[str, Judged]
+
+
+class Matcher:
+    """Finds faults; keeps each case's faulty gradients, which all backends share."""
+
+    def __init__(self) -> None:
+        self.tapes: dict[tuple[str, int], Tape] = {}
+        self.known: dict[tuple[Any, ...], Gradients | None] = {}
+        self.faults: dict[str, list[Fault]] = {}
+
+    def diagnose(self, seen: Sequence[Seen], framework: str = "") -> list[Match]:
+        """Explain a backend's disagreements on one case, over all tasks at once.
+
+        Where several faults match alike, the one that is known in ``framework`` comes first.
+
+        Every value the backend gave must be reproduced within tolerance, the right ones too. Quantities for which it
+        returned ``nothing``, or that were not repeatable, are explained apart.
+        """
+        wrong = _names(seen, lambda judged: judged.verdict in WRONG)
+        if not wrong:
+            return []
+        nothing = _names(seen, lambda judged: judged.verdict in WRONG and judged.nothing)
+        unsteady = _names(seen, lambda judged: judged.verdict == NOT_REPEATABLE)
+        found = []
+        if nothing:
+            found.append(Match(nothing, (), 0.0, name="nothing-returned"))
+        if unsteady:
+            found.append(_unsteady(seen, unsteady))
+        rest = tuple(name for name in wrong if name not in nothing and name not in unsteady)
+        if rest:
+            found.append(self._explain(seen, rest, framework))
+        return found
+
+    def _explain(self, seen: Sequence[Seen], wrong: tuple[str, ...], framework: str) -> Match:
+        case = seen[0].task.case
+        if case.dtype == "float64" and (residual := _float32(seen)) is not None:
+            return Match(wrong, (), residual, name="float32-intermediates")
+        best: tuple[float, tuple[Fault, ...]] = (float("inf"), ())
+        for candidates in (self._singles(case), self._flow_pairs(case), self._other_pairs(case)):
+            matching: list[tuple[tuple[Fault, ...], float]] = []
+            for faults in candidates:
+                excess, residual = self._compare(seen, faults, wrong)
+                if excess <= 1:
+                    matching.append((faults, residual))
+                elif excess < best[0]:
+                    best = (excess, faults)
+            if matching:
+                matching.sort(key=lambda pair: not _known_in(framework, pair[0]))
+                first, residual = matching[0]
+                others = tuple(" + ".join(map(str, faults)) for faults, _ in matching[1:])
+                return Match(wrong, first, residual, others)
+        residual = self._compare(seen, best[1], wrong, through=True)[1] if best[1] else float("nan")
+        return Match(wrong, (), residual, closest=best[1])
+
+    def _singles(self, case: Case) -> Iterator[tuple[Fault, ...]]:
+        for fault in self._variants(case):
+            yield (fault,)
+
+    def _flow_pairs(self, case: Case) -> Iterator[tuple[Fault, ...]]:
+        yield from itertools.combinations([fault for fault in self._variants(case) if fault.name in _FLOWS], 2)
+
+    def _other_pairs(self, case: Case) -> Iterator[tuple[Fault, ...]]:
+        every = self._variants(case)
+        flows = [fault for fault in every if fault.name in _FLOWS]
+        yield from itertools.product(flows, [fault for fault in every if fault.name not in _FLOWS])
+
+    def _variants(self, case: Case) -> list[Fault]:
+        digest = case.digest()
+        if digest not in self.faults:
+            self.faults[digest] = list(variants(case))
+        return self.faults[digest]
+
+    def _compare(
+        self, seen: Sequence[Seen], faults: tuple[Fault, ...], wrong: tuple[str, ...], through: bool = False
+    ) -> tuple[float, float]:
+        """Return the worst deviation in tolerances, and in absolute terms; stops early unless ``through``."""
+        excess = residual = 0.0
+        for one in seen:
+            found = self._gradients(one.task, faults)
+            if found is None:
+                return float("inf"), float("nan")
+            ordered = sorted(one.quantities, key=lambda name: name not in wrong)
+            for name in ordered:
+                judged = one.quantities[name]
+                if not judged.has_values:
+                    continue
+                deviation, absolute = _deviation(name, judged, found[name])
+                excess, residual = max(excess, deviation), max(residual, absolute if name in wrong else 0.0)
+                if excess > 1 and not through:
+                    return excess, residual
+        return excess, residual
+
+    def _gradients(self, task: Task, faults: tuple[Fault, ...]) -> Gradients | None:
+        digest = task.case.digest()
+        key = (digest, task.seq_len, task.loss_step, tuple(map(str, faults)))
+        if key not in self.known:
+            tape_key = (digest, task.seq_len)
+            if tape_key not in self.tapes:
+                self.tapes[tape_key] = Tape(task.case, task.seq_len, Exact())
+            merged = plan(faults)
+            self.known[key] = None if merged is None else compute(task, merged, self.tapes[tape_key])
+        return self.known[key]
+
+
+def _known_in(framework: str, faults: Sequence[Fault]) -> bool:
+    return bool(framework) and all(framework.lower() in CATALOGUE[fault.name].report.lower() for fault in faults)
+
+
+def _names(seen: Sequence[Seen], test: Callable[[Judged], bool]) -> tuple[str, ...]:
+    names = [name for one in seen for name, judged in one.quantities.items() if test(judged)]
+    return tuple(dict.fromkeys(names))
+
+
+def _deviation(name: str, judged: Judged, found: Any) -> tuple[float, float]:
+    """Worst deviation of a quantity's values from a fault's, in tolerances and in absolute terms.
+
+    Tolerances grow with the fault's gradient where that is larger than the true one.
+    """
+    worst = absolute = 0.0
+    for block, (_, _, array) in zip(judged.blocks, blocks(found), strict=True):
+        expected = array.sum(axis=1, keepdims=True) if judged.batch_summed else array
+        known = ~np.isnan(block.value)
+        if not known.any():
+            continue
+        with np.errstate(all="ignore"):
+            error = np.abs(block.value - expected)[known]
+            top = float(np.abs(block.reference).max())
+            grown = max(1.0, float(np.abs(expected).max()) / top) if top else 1.0
+            level = float(np.median(block.tolerance))
+            ratio = error / (np.maximum(block.tolerance[known], level) * grown)
+        if not np.isfinite(error).all():
+            return float("inf"), float("inf")
+        worst, absolute = max(worst, float(ratio.max())), max(absolute, float(error.max()))
+    return worst, absolute
+
+
+def _float32(seen: Sequence[Seen]) -> float | None:
+    """Largest deviation, where float32 rounding explains everything."""
+    residual = 0.0
+    for one in seen:
+        coarse = truth(one.task, "float32")
+        for name, judged in one.quantities.items():
+            if judged.has_values:
+                slack = coarse.tolerance(name, judged.batch_summed)
+                for block, tolerance in zip(judged.blocks, slack, strict=True):
+                    if not (block.abs_err <= tolerance).all():
+                        return None
+                    residual = max(residual, float(block.abs_err.max()))
+    return residual
+
+
+def _unsteady(seen: Sequence[Seen], names: tuple[str, ...]) -> Match:
+    """Explain two identical calls that differ: the second may be twice the first."""
+    residual, doubled = 0.0, True
+    for one in seen:
+        for name in names:
+            judged = one.quantities.get(name)
+            if judged is None or not judged.again:
+                continue
+            for block, first, second in zip(judged.blocks, judged.first, judged.again, strict=True):
+                error = np.abs(second - 2 * first)
+                doubled &= bool((error <= 4 * block.tolerance).all())
+                residual = max(residual, float(error.max()))
+    name = "buffer-not-cleared" if doubled else UNEXPLAINED
+    return Match(names, (), residual if doubled else float("nan"), name=name)
