@@ -18,9 +18,10 @@ import numpy as np
 import bridge
 from bridge.answers import CRASHED, Reply, Task, first_line
 from bridge.backends.base import Backend
+from bridge.backends.recorded import RecordedBackend
 from bridge.backends.registry import Sources, select
 from bridge.case import Case, load_case, shipped_cases
-from bridge.diagnosis import Finding, Investigator
+from bridge.diagnosis import Ask, Finding, Investigator
 from bridge.errors import BadInputError
 from bridge.tolerance import SAMPLES, SEED, Truth, truth
 from bridge.verdicts import WRONG, Judged, Outcome, judge
@@ -176,14 +177,22 @@ class Run:
 
     def _diagnose(self, outcomes: list[Outcome]) -> list[Finding]:
         """Name the faults; backends that vary are asked again, in the sessions that are still open."""
-        options = {backend.name: backend.workarounds for backend in self.backends}
-        asking = {
-            backend.name: self.sessions[backend.name].ask
-            for backend in self.backends
-            if backend.varies and self.rows.get(backend.name, {}).get("state") == "ran"
-        }
+        mine = {backend.name: backend for backend in self.backends}
+
+        def asking(name: str) -> Ask | None:
+            backend = mine.get(name)
+            if backend is None or not backend.varies or self.rows.get(name, {}).get("state") != "ran":
+                return None
+            return self.sessions[name].ask
+
         investigator = Investigator(outcomes, lambda outcome: self.known[id(outcome)])
-        return investigator.findings(asking, lambda name: options[name])
+        return investigator.findings(asking, self._sibling, lambda name: mine[name].workarounds)
+
+    def _sibling(self, name: str) -> Ask | None:
+        """How to ask a backend that is not in this run, where that costs nothing: it is recorded."""
+        line, _, variant = name.partition("/")
+        beside = next((backend for backend in self.backends if backend.name.startswith(line + "/")), None)
+        return beside.sibling(variant) if isinstance(beside, RecordedBackend) else None
 
     def collect(self, meanwhile: Callable[[], None] = lambda: None) -> bool:
         """Ask every backend every task; returns whether the run was interrupted. Sessions stay open."""

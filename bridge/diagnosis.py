@@ -99,27 +99,29 @@ class Investigator:
 
     def findings(
         self,
-        asking: Mapping[str, Ask] | None = None,
+        asking: Callable[[str], Ask | None] = lambda backend: None,
+        siblings: Callable[[str], Ask | None] = lambda backend: None,
         workarounds: Callable[[str], Iterable[Workaround]] = lambda backend: (),
     ) -> list[Finding]:
         """Name every disagreement.
 
         Parameters
         ----------
-        asking : backend name -> how to ask it again; backends without one are not varied.
+        asking : how to ask a backend again, by name; None where it is not to be varied.
+        siblings : how to ask a backend that took no part in the run, by name; None where there is no way.
         workarounds : what to try for a backend.
         """
         found = []
         for (case, backend), outcomes in self.groups.items():
             seen = [Seen(outcome.task, self.truths(outcome), outcome.quantities) for outcome in outcomes]
             for match in self.matcher.diagnose(seen, backend.partition("-")[0]):
-                ask = (asking or {}).get(backend)
+                ask = asking(backend)
                 steps = max(outcome.task.seq_len for outcome in outcomes)
                 condition = self._condition(outcomes[-1].task.case, match, ask) if ask and match.faults else ""
                 verified = tuple(
                     line
                     for option in workarounds(backend)
-                    if (line := self._verified(outcomes, backend, match, option, asking or {}))
+                    if (line := self._verified(outcomes, backend, match, option, (asking, siblings)))
                 )
                 note = f"not to be told apart here from {', '.join(match.others[:3])}" if match.others else ""
                 found.append(Finding(case, backend, match, condition, verified, steps, note))
@@ -181,7 +183,12 @@ class Investigator:
     # -- instead -------------------------------------------------------------------------------------------------
 
     def _verified(
-        self, outcomes: Sequence[Outcome], backend: str, match: Match, option: Workaround, asking: Mapping[str, Ask]
+        self,
+        outcomes: Sequence[Outcome],
+        backend: str,
+        match: Match,
+        option: Workaround,
+        ways: Sequence[Callable[[str], Ask | None]],
     ) -> str:
         """Return the workaround's sentence if a run of it agrees on every quantity that was wrong."""
         case = outcomes[0].task.case
@@ -189,13 +196,14 @@ class Investigator:
         target = f"{line}/{option.variant}" if option.variant else backend
         if option.request:
             requested = tuple(name for name in REQUESTABLE if name in {*case.requested, *option.request})
-            if requested == case.requested or target not in asking:
+            ask = ways[0](target)
+            if requested == case.requested or ask is None:
                 return ""
-            results = [self._judged(case.replace(requested=requested), asking[target])]
+            results = [self._judged(case.replace(requested=requested), ask)]
         elif (case.name, target) in self.groups:
             results = [dict(outcome.quantities) for outcome in self.groups[case.name, target]]
-        elif target in asking:
-            results = [self._judged(case, asking[target])]
+        elif ask := next((found for way in ways if (found := way(target))), None):
+            results = [self._judged(case, ask)]
         else:
             return ""
         needed = [name for name in match.quantities if name in results[0]]

@@ -148,6 +148,12 @@ class RecordedBackend:
         """Recordings of one line are read one after another."""
         return str(self.recording.folder)
 
+    def sibling(self, variant: str) -> Callable[[Task], Reply] | None:
+        """How to ask another variant of the same recording; None where it has none of that name."""
+        if variant not in self.recording.variants:
+            return None
+        return RecordedSession(dataclasses.replace(self, variant=variant)).ask
+
     def open(self, timeout: float | None, says: Callable[[str], None] | None = None) -> Session:
         """Begin reading."""
         return RecordedSession(self)
