@@ -398,6 +398,11 @@ def _reset_before(case: Case) -> Iterator[Fault]:
         yield Fault("gru-reset-before-product", "", (("cell", _ResetBefore()),))
 
 
+def _vector_state(case: Case) -> Iterator[Fault]:
+    if case.batch > 1:
+        yield Fault("forward-order-vector-state", "", (("order", "forward"), ("vector", True)))
+
+
 def _batch_means(case: Case) -> Iterator[Fault]:
     if case.batch > 1:
         everything = ("dx", *WEIGHTS, *BIASES, *STATES)
@@ -471,7 +476,7 @@ CATALOGUE: dict[str, Kind] = {
         "is its sum over the batch",
         FLUX,
         _ANTICAUSAL + ", and wrong across the batch",
-        _one("forward-order-vector-state", order="forward", vector=True),
+        _vector_state,
     ),
     "counted-repeatedly": Kind(
         "each step's share is counted again for every step pulled back after it (a running total is summed)",
@@ -704,7 +709,7 @@ class Matcher:
                 judged = one.quantities[name]
                 if not judged.has_values:
                     continue
-                deviation, absolute = _deviation(name, judged, found[name])
+                deviation, absolute = _deviation(judged, found[name], float(np.finfo(one.truth.dtype).eps))
                 excess, residual = max(excess, deviation), max(residual, absolute if name in wrong else 0.0)
                 if excess > 1 and not through:
                     return excess, residual
@@ -731,10 +736,10 @@ def _names(seen: Sequence[Seen], test: Callable[[Judged], bool]) -> tuple[str, .
     return tuple(dict.fromkeys(names))
 
 
-def _deviation(name: str, judged: Judged, found: Any) -> tuple[float, float]:
+def _deviation(judged: Judged, found: Any, eps: float) -> tuple[float, float]:
     """Worst deviation of a quantity's values from a fault's, in tolerances and in absolute terms.
 
-    Tolerances grow with the fault's gradient where that is larger than the true one.
+    Tolerances are the true gradient's, grown with the fault's where that is larger, and rounding of the fault's own.
     """
     worst = absolute = 0.0
     for block, (_, _, array) in zip(judged.blocks, blocks(found), strict=True):
@@ -747,7 +752,8 @@ def _deviation(name: str, judged: Judged, found: Any) -> tuple[float, float]:
             top = float(np.abs(block.reference).max())
             grown = max(1.0, float(np.abs(expected).max()) / top) if top else 1.0
             level = float(np.median(block.tolerance))
-            ratio = error / (np.maximum(block.tolerance[known], level) * grown)
+            rounding = 16 * eps * float(np.abs(expected).max())
+            ratio = error / (np.maximum(block.tolerance[known], level) * grown + rounding)
         if not np.isfinite(error).all():
             return float("inf"), float("inf")
         worst, absolute = max(worst, float(ratio.max())), max(absolute, float(error.max()))

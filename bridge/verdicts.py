@@ -89,7 +89,8 @@ class Judged:
     @property
     def nothing(self) -> bool:
         """Whether the framework said that there is no gradient."""
-        return bool(self.blocks) and all(np.isnan(block.value).all() for block in self.blocks)
+        repeatable = self.verdict != NOT_REPEATABLE
+        return repeatable and bool(self.blocks) and all(np.isnan(block.value).all() for block in self.blocks)
 
 
 @dataclasses.dataclass(frozen=True)
