@@ -64,8 +64,12 @@ def _shared(function: Any) -> Any:
 def _sources(live: bool | None, julia_project: str | None, recordings: tuple[str, ...]) -> Sources:
     from bridge.backends.registry import Sources
 
+    said: list[str] = []
+
     def says(line: str) -> None:
-        click.echo(f"looking at a Julia environment: {line}", err=True)
+        if line not in said[-1:]:
+            said.append(line)
+            click.echo(f"a first look at a Julia environment: {line}", err=True)
 
     return Sources(live, julia_project, tuple(map(Path, recordings)), says)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import bridge
-from bridge.answers import CRASHED, Reply, Task, first_line
+from bridge.answers import Reply, Task
 from bridge.backends.base import Backend
 from bridge.backends.recorded import RecordedBackend
 from bridge.backends.registry import Sources, select
@@ -24,7 +24,7 @@ from bridge.case import Case, load_case, shipped_cases
 from bridge.diagnosis import Ask, Finding, Investigator
 from bridge.errors import BadInputError
 from bridge.tolerance import SAMPLES, SEED, Truth, truth
-from bridge.verdicts import WRONG, Judged, Outcome, judge
+from bridge.verdicts import WRONG, Outcome, judge_reply
 from bridge.workers import WorkerError
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class Run:
                 replies = self.replies[backend.name]
                 if index < len(replies):
                     known = self._truth(index, task, replies[index])
-                    outcome = Outcome(backend.name, task, _verdicts(replies[index], known))
+                    outcome = Outcome(backend.name, task, judge_reply(replies[index], known))
                     self.known[id(outcome)] = known
                     outcomes.append(outcome)
         return outcomes
@@ -286,16 +286,6 @@ class Run:
                 backend.name: dict(backend.launch.env) for backend in self.backends if hasattr(backend, "launch")
             },
         }
-
-
-def _verdicts(reply: Reply, known: Truth) -> dict[str, Judged]:
-    verdicts = {}
-    for quantity, answer in reply.answers.items():
-        try:
-            verdicts[quantity] = judge(quantity, answer, known, reply.notes)
-        except ValueError as error:
-            verdicts[quantity] = Judged(CRASHED, first_line(str(error)))
-    return verdicts
 
 
 def _saying(progress: Progress, backend: str) -> Callable[[str], None]:

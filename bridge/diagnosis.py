@@ -13,7 +13,7 @@ from bridge.case import PARAM_NAMES, QUANTITIES, REQUESTABLE, Case
 from bridge.faults import CATALOGUE, Match, Matcher, Seen
 from bridge.options import Workaround
 from bridge.tolerance import Truth, truth
-from bridge.verdicts import AGREES, NO_VALUES, WRONG, Judged, Outcome, judge
+from bridge.verdicts import AGREES, NO_VALUES, WRONG, Judged, Outcome, judge_reply
 
 Ask = Callable[[Task], Reply]
 """Has a backend compute a task."""
@@ -177,8 +177,7 @@ class Investigator:
     @staticmethod
     def _judged(case: Case, ask: Ask, seq_len: int | None = None) -> dict[str, Judged]:
         task = Task(case, seq_len or case.seq_len)
-        reply, known = ask(task), truth(task)
-        return {name: judge(name, answer, known) for name, answer in reply.answers.items()}
+        return judge_reply(ask(task), truth(task))
 
     # -- instead -------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, UNSUPPORTED, Answer, Task, blocks
+from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, UNSUPPORTED, Answer, Reply, Task, blocks, first_line
 from bridge.arithmetic import Array
 from bridge.tolerance import Truth, swamped
 
@@ -100,6 +100,17 @@ class Outcome:
     backend: str
     task: Task
     quantities: Mapping[str, Judged]
+
+
+def judge_reply(reply: Reply, truth: Truth) -> dict[str, Judged]:
+    """Judge every answer of a reply; values of a wrong shape are a crash that names both shapes."""
+    verdicts = {}
+    for quantity, answer in reply.answers.items():
+        try:
+            verdicts[quantity] = judge(quantity, answer, truth, reply.notes)
+        except ValueError as error:
+            verdicts[quantity] = Judged(CRASHED, first_line(str(error)))
+    return verdicts
 
 
 def judge(quantity: str, answer: Answer, truth: Truth, notes: Sequence[str] = ()) -> Judged:

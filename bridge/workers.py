@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -12,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import execnet
-import psutil
+from typing import TYPE_CHECKING, Any
 
 from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, Reply, Task, first_line
+
+if TYPE_CHECKING:
+    import psutil
+
+# execnet and psutil are imported where a worker starts: a foreign interpreter that serves a backend has neither.
 
 START_TIMEOUT = 120.0
 """Seconds a backend may take until it is ready, unless its launch says otherwise."""
@@ -122,6 +125,8 @@ class Worker:
             process, group, log = self._process, self._group, self._log
             self._process = self._group = self._channel = self._log = None
         if process is not None:
+            import psutil
+
             with contextlib.suppress(psutil.Error):
                 for child in [*process.children(recursive=True), process]:
                     with contextlib.suppress(psutil.Error):
@@ -146,12 +151,17 @@ class Worker:
             raise
 
     def _start(self) -> None:
+        import execnet
+        import psutil
+
         launch = self.launch
         descriptor, name = tempfile.mkstemp(prefix="gradbridge-", suffix=".log")
         os.close(descriptor)
         self._log = Path(name)
-        spec = execnet.XSpec(f"popen//python={launch.python}//execmodel=main_thread_only")
-        spec.env = {**_ONE_THREAD, **launch.env}
+        spec = execnet.XSpec("popen//execmodel=main_thread_only")
+        # execnet sets a spec's own `env` after the start, too late for LD_LIBRARY_PATH and PYTHONPATH
+        variables = [f"{key}={value}" for key, value in {**_ONE_THREAD, **launch.env}.items()]
+        spec.python = shlex.join(["env", *variables, launch.python])
         self._group = execnet.Group()
         try:
             gateway = self._group.makegateway(spec)
@@ -207,6 +217,8 @@ class Worker:
 
     def _ending(self) -> str:
         """Say how the process ended: signal or exit code."""
+        import psutil
+
         if self._process is None:
             return "the process ended before it said anything"
         try:

@@ -471,6 +471,7 @@ class Flux:
         main = juliacall.Main
         main.seval("path -> push!(LOAD_PATH, string(path))")(julia)
         main.seval("using FluxBridge")
+        self.vector = main.seval("(arrays...) -> Any[arrays...]")  # a Python list would reach Julia 1.5 unconverted
         self.bridge = main.FluxBridge
         versions = {str(key): str(value) for key, value in dict(self.bridge.versions()).items()}
         self.info = {
@@ -507,9 +508,9 @@ class Flux:
                 variant=variant,
                 mode=case.mode,
                 x=np.array(case.x[: task.seq_len]),
-                weight_ih=[np.array(weights.weight_ih) for (weights,) in case.params],
-                weight_hh=[np.array(weights.weight_hh) for (weights,) in case.params],
-                bias=biases,
+                weight_ih=self.vector(*(np.array(weights.weight_ih) for (weights,) in case.params)),
+                weight_hh=self.vector(*(np.array(weights.weight_hh) for (weights,) in case.params)),
+                bias=self.vector(*biases),
                 h0=np.array(case.h0),
                 c0=None if case.c0 is None else np.array(case.c0),
                 head=np.array(head),
@@ -527,7 +528,7 @@ def _numpy(value: Any) -> Any:
     """Julia's answer as NumPy arrays on memory of their own; vectors of arrays as lists."""
     if value is None or isinstance(value, (bool, str)):
         return value
-    array = np.asarray(value)
-    if array.dtype == object:
+    try:
+        return np.array(memoryview(value))  # np.asarray trips over juliacall's __array__ with NumPy 1.x
+    except (TypeError, BufferError):
         return [_numpy(item) for item in value]
-    return np.array(array)
