@@ -14,11 +14,22 @@ if TYPE_CHECKING:
     from bridge import reference as reference
     from bridge.comparison import Comparison as Comparison
     from bridge.comparison import compare as compare
+    from bridge.jacobian import jacobian_map as jacobian_map
 
 __version__ = "0.1.0"
-__all__ = ["BadInputError", "Case", "Comparison", "Weights", "compare", "load_case", "reference", "shipped_cases"]
+__all__ = [
+    "BadInputError",
+    "Case",
+    "Comparison",
+    "Weights",
+    "compare",
+    "jacobian_map",
+    "load_case",
+    "reference",
+    "shipped_cases",
+]
 
-_LATER = {"compare": "bridge.comparison", "Comparison": "bridge.comparison"}
+_LATER = {"jacobian_map": "bridge.jacobian", "compare": "bridge.comparison", "Comparison": "bridge.comparison"}
 
 
 def __getattr__(name: str) -> Any:

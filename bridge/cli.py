@@ -93,6 +93,8 @@ def _flux() -> Any:
 @click.option("--backend", "patterns", multiple=True, metavar="PATTERN", help="Only backends whose name matches.")
 @click.option("--out", default="gradbridge-out", show_default=True, metavar="DIR", help="Folder for the tables.")
 @click.option("--loss-steps", is_flag=True, help="Also ask for the gradient of each output step alone.")
+@click.option("--jacobian", is_flag=True, help="Also measure dL_s/dx_t for every output step s and input step t.")
+@click.option("--relations", is_flag=True, help="Also check properties that need no reference.")
 @click.option("--fail-on-disagreement", is_flag=True, help="Exit with 1 when anything disagrees.")
 def compare(
     cases: tuple[str, ...],
@@ -100,6 +102,8 @@ def compare(
     out: str,
     timeout: float | None,
     loss_steps: bool,
+    jacobian: bool,
+    relations: bool,
     fail_on_disagreement: bool,
     **sources: Any,
 ) -> None:
@@ -113,7 +117,16 @@ def compare(
     """
     from bridge.report import terminal
 
-    comparison = _run(cases, patterns or None, out, timeout, loss_steps, sources)
+    comparison = _run(
+        cases,
+        patterns or None,
+        out,
+        sources,
+        timeout=timeout,
+        loss_steps=loss_steps,
+        jacobian=jacobian,
+        relations=relations,
+    )
     terminal.print_comparison(comparison, terminal.console(), out)
     _finish(comparison)
     if fail_on_disagreement and comparison.disagreements:
@@ -137,7 +150,7 @@ def flux(cases: tuple[str, ...], out: str, timeout: float | None, **sources: Any
     from bridge.report import files, terminal
 
     chosen = cases or tuple(name for name in bridge.shipped_cases() if name.startswith("flux-"))
-    comparison = _run(chosen, ("flux-*",), out, timeout, False, sources)
+    comparison = _run(chosen, ("flux-*",), out, sources, timeout=timeout)
     investigation = Investigation(comparison)
     files.write_csv(investigation.table, Path(out) / "flux.csv")
     terminal.print_investigation(investigation, terminal.console(), out)
@@ -148,9 +161,8 @@ def _run(
     cases: tuple[str, ...],
     patterns: tuple[str, ...] | None,
     out: str,
-    timeout: float | None,
-    loss_steps: bool,
     sources: dict[str, Any],
+    **how: Any,
 ) -> Comparison:
     """Check all input before anything is made, run with progress, save."""
     import bridge
@@ -164,7 +176,7 @@ def _run(
     check_writable(out)
     _announce(backends)
     with terminal.TerminalProgress(terminal.console(stderr=True)) as progress:
-        comparison = bridge.compare(loaded, backends, timeout=timeout, loss_steps=loss_steps, progress=progress)
+        comparison = bridge.compare(loaded, backends, progress=progress, **how)
     comparison.save(out)
     return comparison
 

@@ -30,6 +30,9 @@ from bridge.workers import WorkerError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bridge.jacobian import JacobianMap
+    from bridge.relations import Result
+
 
 @dataclasses.dataclass
 class Progress:
@@ -51,6 +54,8 @@ def compare(
     *,
     timeout: float | None = None,
     loss_steps: bool = False,
+    jacobian: bool = False,
+    relations: bool = False,
     sources: Sources | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -66,6 +71,10 @@ def compare(
         Seconds one task may take in a backend; 60 by default, 600 for Flux, which compiles at its first call.
     loss_steps : bool
         Ask for each loss step alone too, beside the whole head.
+    jacobian : bool
+        Also measure each backend's Jacobian map on each case that requests ``x``.
+    relations : bool
+        Also check the properties that need no reference, on each case.
     sources : Sources, optional
         Whether Flux may run live, in which Julia project, and where recordings lie.
     progress : Progress, optional
@@ -80,7 +89,9 @@ def compare(
     BadInputError
         For a case, file or pattern that cannot be used.
     """
-    return Run(load_cases(cases), select(backends, sources), timeout, loss_steps, progress or Progress()).go()
+    return Run(
+        load_cases(cases), select(backends, sources), timeout, loss_steps, progress or Progress(), jacobian, relations
+    ).go()
 
 
 def load_cases(given: Any) -> list[Case]:
@@ -122,7 +133,10 @@ class Run:
         timeout: float | None,
         loss_steps: bool,
         progress: Progress,
+        jacobian: bool = False,
+        relations: bool = False,
     ) -> None:
+        self.jacobian, self.relations = jacobian, relations
         self.cases, self.backends, self.progress = cases, backends, progress
         self.tasks = [
             Task(case, seq_len, step)
@@ -151,11 +165,16 @@ class Run:
             reference[0] = time.monotonic() - began
 
         findings: list[Finding] = []
+        maps: list[JacobianMap] = []
+        related: list[tuple[Case, list[tuple[str, Result]]]] = []
         try:
             interrupted = self.collect(truths)
             outcomes = self._judge()
             try:
-                findings = [] if interrupted else self._diagnose(outcomes)
+                if not interrupted:
+                    findings = self._diagnose(outcomes)
+                    maps = self._maps() if self.jacobian else []
+                    related = self._relations() if self.relations else []
             except KeyboardInterrupt:
                 interrupted = True
         finally:
@@ -167,6 +186,8 @@ class Run:
             self._manifest(started, reference[0]),
             findings,
             interrupted,
+            maps,
+            related,
         )
 
     def close(self) -> None:
@@ -187,6 +208,39 @@ class Run:
 
         investigator = Investigator(outcomes, lambda outcome: self.known[id(outcome)])
         return investigator.findings(asking, self._sibling, lambda name: mine[name].workarounds)
+
+    def _ran(self) -> list[Backend]:
+        return [backend for backend in self.backends if self.rows.get(backend.name, {}).get("state") == "ran"]
+
+    def _maps(self) -> list[JacobianMap]:
+        from bridge.jacobian import measure
+
+        return [
+            measure(self.sessions[backend.name], case, max(case.seq_lens), backend=backend.name)
+            for case in self.cases
+            if "x" in case.requested
+            for backend in self._ran()
+        ]
+
+    def _relations(self) -> list[tuple[Case, list[tuple[str, Result]]]]:
+        from bridge.relations import examine, prefix
+
+        return [
+            (
+                case,
+                [
+                    (backend.name, result)
+                    for backend in self._ran()
+                    if backend.varies
+                    for result in examine(
+                        self.sessions[backend.name].ask,
+                        prefix(case, max(case.seq_lens)),
+                        accumulates=backend.accumulates,
+                    )
+                ],
+            )
+            for case in self.cases
+        ]
 
     def _sibling(self, name: str) -> Ask | None:
         """How to ask a backend that is not in this run, where that costs nothing: it is recorded."""
@@ -304,6 +358,8 @@ class Comparison:
     manifest : versions, switches, digests, seeds, timings; what ``run.json`` holds.
     findings : the disagreements with the names of their faults.
     interrupted : whether the run ended early; the tables then hold what was finished.
+    maps : Jacobian maps, where asked for.
+    related : per case, (backend, result of a relation) pairs, where asked for.
     """
 
     cases: Sequence[Case]
@@ -312,6 +368,8 @@ class Comparison:
     manifest: Mapping[str, Any]
     findings: Sequence[Finding] = ()
     interrupted: bool = False
+    maps: Sequence[JacobianMap] = ()
+    related: Sequence[tuple[Case, Sequence[tuple[str, Result]]]] = ()
 
     @cached_property
     def gradients(self) -> pd.DataFrame:
@@ -340,6 +398,20 @@ class Comparison:
         from bridge.report import tables
 
         return tables.findings(self.findings)
+
+    @cached_property
+    def jacobian(self) -> pd.DataFrame:
+        """One row per element of every Jacobian map."""
+        from bridge.report import tables
+
+        return tables.jacobian(self.maps)
+
+    @cached_property
+    def relations(self) -> pd.DataFrame:
+        """One row per case, backend and relation."""
+        from bridge.report import tables
+
+        return tables.relations(self.related)
 
     @cached_property
     def pairs(self) -> pd.DataFrame:

@@ -55,6 +55,7 @@ class Plan:
     cell : a cell to use instead of the case's.
     last_head : only the last step's head gradients count.
     foreign : pairs of strands; the first one's weight gradients are summed with the second one's inputs and states.
+    own_outputs : layers whose ``dweight_ih`` is summed with their own outputs in place of the outputs below.
     after : changes of the finished gradients, in order.
     """
 
@@ -67,6 +68,7 @@ class Plan:
     cell: Any = None
     last_head: bool = False
     foreign: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = ()
+    own_outputs: tuple[int, ...] = ()
     after: tuple[Change, ...] = ()
 
 
@@ -176,9 +178,31 @@ class _Faulty:
         if how.strands is not None and place not in how.strands:
             how = dataclasses.replace(how, order="backward", reach=None, state="carry", vector=False)
         other = dict(how.foreign).get(place)
-        foreign = None if other is None else self.tape.strands[other[0]][other[1]]
+        foreign: Strand | _OwnOutputs | None = None if other is None else self.tape.strands[other[0]][other[1]]
+        if place[0] in how.own_outputs:
+            foreign = _OwnOutputs(self.tape, place)
         pull = _truncated if how.reach is not None and how.reach > 1 else _pull
         return pull(strand, head, head_h, head_c, how, foreign)
+
+
+class _OwnOutputs:
+    """Stands for a strand whose inputs are its layer's own outputs."""
+
+    def __init__(self, tape: Tape, place: tuple[int, int]) -> None:
+        layer, direction = place
+        self.own = tape.strands[layer][direction]
+        last = layer + 1 == len(tape.strands)
+        forward = tape.y if last else tape.strands[layer + 1][0].inputs
+        self.inputs = forward[::-1] if direction else forward
+
+    def weight_gradients(self, da_in: Array, da_hid: Array) -> dict[str, Array]:
+        """Sum ``dweight_ih`` with the outputs, the rest as it should be."""
+        grads = self.own.weight_gradients(da_in, da_hid)
+        return grads | {
+            "dweight_ih": np.einsum(
+                "trbi,trbj->rij", da_in, np.broadcast_to(self.inputs, (*da_in.shape[:2], *self.inputs.shape[2:]))
+            )
+        }
 
 
 def _pull(
@@ -187,7 +211,7 @@ def _pull(
     head_h: Array | None,
     head_c: Array | None,
     how: Plan,
-    foreign: Strand | None = None,
+    foreign: Strand | _OwnOutputs | None = None,
     replicas: bool = False,
 ) -> dict[str, Array]:
     ar, weights, steps = strand.arithmetic, strand.weights, len(strand.saved)
@@ -244,7 +268,7 @@ def _truncated(
     head_h: Array | None,
     head_c: Array | None,
     how: Plan,
-    foreign: Strand | None = None,
+    foreign: Strand | _OwnOutputs | None = None,
 ) -> dict[str, Array]:
     """Give every loss step a replica of its own, so that its cotangent can end on its own, and add them up."""
     steps = len(head)
@@ -428,6 +452,16 @@ def _other_layer(case: Case) -> Iterator[Fault]:
                 yield Fault("inputs-of-another-layer", detail, (("foreign", ((place, (other, place[1])),)),))
 
 
+def _own_outputs(case: Case) -> Iterator[Fault]:
+    choices: list[tuple[str, tuple[int, ...]]] = [(f"in layer {layer}", (layer,)) for layer in range(1, case.layers)]
+    if case.layers > 3:
+        choices.insert(0, ("in all layers but the first and the last", tuple(range(1, case.layers - 1))))
+    if case.layers > 2:
+        choices.append(("in all layers but the first", tuple(range(1, case.layers))))
+    for detail, layers in choices:
+        yield Fault("own-outputs-as-inputs", detail, (("own_outputs", layers),))
+
+
 def _transposes(case: Case) -> Iterator[Fault]:
     for names in (WEIGHTS[1:], WEIGHTS[:1], WEIGHTS):
         change = _mapped(names, _transposed)
@@ -535,6 +569,12 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "inputs-of-another-layer": Kind(
         "the weight gradient is summed with another layer's inputs", "", _MAP_RIGHT, _other_layer
+    ),
+    "own-outputs-as-inputs": Kind(
+        "the input weights' gradient is summed with the layer's own outputs in place of the outputs below",
+        "",
+        _MAP_RIGHT,
+        _own_outputs,
     ),
     "time-reversed": Kind(
         "the input gradient is reversed in time",

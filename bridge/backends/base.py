@@ -54,6 +54,10 @@ class Backend(Protocol):
     def varies(self) -> bool:
         """Whether it can be asked varied cases at little cost."""
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether it knows of :attr:`bridge.answers.Task.accumulate`."""
+
     def open(self, timeout: float | None, says: Callable[[str], None] | None = None) -> Session:
         """Begin; nothing is started before the session's first use."""
 
@@ -85,7 +89,7 @@ class LiveBackend:
     name, about : as in :class:`Backend`.
     launch : how its worker process is started.
     unavailable : why it cannot run here, with the command that would bring it; empty where it can.
-    workarounds, varies : as in :class:`Backend`.
+    workarounds, varies, accumulates : as in :class:`Backend`.
     """
 
     name: str
@@ -95,6 +99,7 @@ class LiveBackend:
     source: str = "live"
     workarounds: tuple[Workaround, ...] = ()
     varies: bool = True
+    accumulates: bool = False
 
     @property
     def group(self) -> str:

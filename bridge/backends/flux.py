@@ -335,6 +335,7 @@ class FluxBackend:
     variant: str
     workers: dict[str, Worker]
     source: str = "live"
+    accumulates: bool = False
 
     @property
     def name(self) -> str:

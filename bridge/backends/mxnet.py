@@ -68,6 +68,7 @@ def backends() -> list[LiveBackend]:
                 ),
                 unavailable=missing,
                 workarounds=_workarounds(way, kernel),
+                accumulates=True,
             )
         )
     return found

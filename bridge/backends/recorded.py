@@ -137,6 +137,7 @@ class RecordedBackend:
     workarounds: tuple[Workaround, ...] = ()
     source: str = "recorded"
     varies: bool = False
+    accumulates: bool = False
 
     @property
     def name(self) -> str:

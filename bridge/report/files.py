@@ -26,6 +26,9 @@ TABLES = {
 }
 """File name -> table of a comparison."""
 
+ONLY_WHERE_ANY = ("not_repeatable", "jacobian", "relations")
+"""Tables that are written only where they have rows."""
+
 
 def save(comparison: Comparison, folder: Path) -> Path:
     """Write every table of a comparison into a folder, which is made if missing.
@@ -37,13 +40,14 @@ def save(comparison: Comparison, folder: Path) -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, table in TABLES.items():
-            write_csv(getattr(comparison, table), folder / f"{name}.csv")
-        side = folder / "not_repeatable.csv"
-        if len(comparison.not_repeatable):
-            write_csv(comparison.not_repeatable, side)
-        else:
-            side.unlink(missing_ok=True)
+        for name, attribute in TABLES.items():
+            write_csv(getattr(comparison, attribute), folder / f"{name}.csv")
+        for name in ONLY_WHERE_ANY:
+            table = getattr(comparison, name)
+            if len(table):
+                write_csv(table, folder / f"{name}.csv")
+            else:
+                (folder / f"{name}.csv").unlink(missing_ok=True)
         write_json(dict(comparison.manifest), folder / "run.json")
     except OSError as error:
         raise unwritable(folder, error) from None

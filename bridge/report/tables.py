@@ -14,7 +14,10 @@ from bridge.case import QUANTITIES
 from bridge.verdicts import AGREES, DISAGREES, NOT_REPEATABLE, VERDICTS, Block, Judged
 
 if TYPE_CHECKING:
+    from bridge.case import Case
     from bridge.diagnosis import Finding
+    from bridge.jacobian import JacobianMap
+    from bridge.relations import Result
     from bridge.verdicts import Outcome
 
 SEQUENCES = ("y", "dx")
@@ -116,6 +119,22 @@ def findings(found: Sequence[Finding]) -> pd.DataFrame:
         for finding in found
     ]
     return _frame(rows, FINDINGS)
+
+
+def jacobian(maps: Sequence[JacobianMap]) -> pd.DataFrame:
+    """One row per element of every map."""
+    from bridge.jacobian import COLUMNS
+
+    frames = [found.frame for found in maps if len(found.frame)]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(COLUMNS))
+
+
+def relations(related: Sequence[tuple[Case, Sequence[tuple[str, Result]]]]) -> pd.DataFrame:
+    """One row per case, backend and relation."""
+    from bridge.relations import COLUMNS, frame
+
+    frames = [frame(case, results) for case, results in related if results]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(COLUMNS))
 
 
 def pairs(outcomes: Sequence[Outcome]) -> pd.DataFrame:

@@ -23,6 +23,7 @@ from bridge.verdicts import AGREES, NO_VALUES, Block, Outcome
 
 if TYPE_CHECKING:
     from bridge.case import Case
+    from bridge.relations import Result
 
 PIPED_WIDTH = 100
 STYLES = {"agrees": "green", "disagrees": "bold red", "not finite": "bold red", "not repeatable": "bold magenta"}
@@ -148,6 +149,11 @@ def print_comparison(comparison: Comparison, console: Console, folder: str | Non
             print_lengths(case, comparison.outcomes, console)
     print_missing(comparison, console)
     print_findings(comparison, console)
+    for found in comparison.maps:
+        console.print(escape(found.text()), soft_wrap=True)
+        console.print()
+    for case, results in comparison.related:
+        print_relations(case, results, console)
     count = comparison.disagreements
     if comparison.interrupted:
         console.print("[bold]interrupted[/]: what was finished is kept", soft_wrap=True)
@@ -191,6 +197,14 @@ def _abbreviated(names: Sequence[str]) -> str:
     return ", ".join(
         f"{line}/{found[0]}" if len(found) == 1 else f"{line}/{{{', '.join(found)}}}" for line, found in by_line.items()
     )
+
+
+def print_relations(case: Case, results: Sequence[tuple[str, Result]], console: Console) -> None:
+    """Print a line per relation and backend."""
+    for backend, result in results:
+        console.print(escape(f"{case.name}, {backend}: {result.text}"), soft_wrap=True)
+    if results:
+        console.print()
 
 
 def print_verdicts(case: Case, summary: pd.DataFrame, console: Console) -> None:
