@@ -89,9 +89,9 @@ def compare(
     BadInputError
         For a case, file or pattern that cannot be used.
     """
-    return Run(
-        load_cases(cases), select(backends, sources), timeout, loss_steps, progress or Progress(), jacobian, relations
-    ).go()
+    run = Run(load_cases(cases), select(backends, sources), timeout, loss_steps, progress or Progress())
+    run.jacobian, run.relations = jacobian, relations
+    return run.go()
 
 
 def load_cases(given: Any) -> list[Case]:
@@ -133,10 +133,8 @@ class Run:
         timeout: float | None,
         loss_steps: bool,
         progress: Progress,
-        jacobian: bool = False,
-        relations: bool = False,
     ) -> None:
-        self.jacobian, self.relations = jacobian, relations
+        self.jacobian = self.relations = False
         self.cases, self.backends, self.progress = cases, backends, progress
         self.tasks = [
             Task(case, seq_len, step)

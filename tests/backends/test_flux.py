@@ -1,6 +1,7 @@
 """Flux without a Julia: conversions, what is made of what Zygote returned, and what juliapkg would install."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,7 +163,7 @@ def test_a_managed_lines_worker_reads_its_own_juliapkg_file_and_project(monkeypa
     assert len({line.launch.env["PYTHON_JULIAPKG_PROJECT"] for line in lines}) == 2
     for line in lines:
         (folder,) = line.launch.path
-        assert "Flux" in open(f"{folder}/juliapkg.json").read()
+        assert "Flux" in Path(folder, "juliapkg.json").read_text()
         assert line.launch.env["PYTHON_JULIACALL_HANDLE_SIGNALS"] == "yes"
     (tmp_path / "flux-0.14" / "pyjuliapkg").mkdir(parents=True)
     (tmp_path / "flux-0.14" / "pyjuliapkg" / "meta.json").write_text("{}")
