@@ -28,6 +28,8 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/fatou lint julia
+	$(BIN)/fatou format --check julia
 
 results: $(STAMP)
 	$(BIN)/python -m bridge compare --out results/seed
@@ -35,6 +37,7 @@ results: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/fatou format julia
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "case", "model", "application", "api", "requested", "reset", "state", "version", "source", "verdict", "wrong",
-    "dweight_ih", "truth", "worst_rel_err", "reason",
+    "fault", "dweight_ih", "truth", "worst_rel_err", "reason",
 )  # fmt: skip
 SHORT = {"dweight_ih": "dW_ih", "dweight_hh": "dW_hh", "dbias_ih": "db_ih", "dbias_hh": "db_hh"} | {
     quantity: quantity for quantity in ("y", "dx", "dh0", "dc0")
@@ -39,6 +39,7 @@ class Cell:
     """
 
     case: str
+    backend: str
     name: Name
     version: str
     source: str
@@ -95,6 +96,9 @@ class Investigation:
         """``flux.csv``: one row per case, variant and version."""
         import pandas as pd
 
+        faults: dict[tuple[str, str], list[str]] = {}
+        for finding in self.comparison.findings:
+            faults.setdefault((finding.case, finding.backend), []).append(finding.match.fault)
         rows = [
             {
                 "case": cell.case,
@@ -108,6 +112,7 @@ class Investigation:
                 "source": cell.source,
                 "verdict": cell.verdict,
                 "wrong": " ".join(cell.wrong),
+                "fault": " | ".join(faults.get((cell.case, cell.backend), ())),
                 "dweight_ih": cell.value,
                 "truth": cell.truth,
                 "worst_rel_err": max(cell.wrong.values(), default=None),
@@ -210,6 +215,7 @@ def _cell(outcome: Outcome, source: str) -> Cell:
         reasons = [judged.reason for judged in found.values()]
     return Cell(
         outcome.task.case.name,
+        outcome.backend,
         name,
         line.removeprefix("flux-"),
         source,
