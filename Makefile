@@ -32,7 +32,7 @@ check: $(STAMP)
 	$(BIN)/fatou format --check julia
 
 results: $(STAMP)
-	$(BIN)/python -m bridge compare --out results/seed
+	$(BIN)/gradbridge compare --no-live --out results/seed
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
