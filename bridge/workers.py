@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -98,7 +99,7 @@ class Worker:
         try:
             self._ready()
             try:
-                self._channel.send({"task": task.to_plain(), "variant": variant})
+                self._send({"task": task.to_plain(), "variant": variant})
                 return Reply.from_plain(self._receive(self.timeout))
             except TimeoutError:
                 self.stop()
@@ -155,6 +156,8 @@ class Worker:
         import psutil
 
         launch = self.launch
+        if shutil.which(launch.python) is None:
+            raise WorkerError(UNAVAILABLE, f"there is no interpreter {launch.python}")
         descriptor, name = tempfile.mkstemp(prefix="gradbridge-", suffix=".log")
         os.close(descriptor)
         self._log = Path(name)
@@ -177,11 +180,19 @@ class Worker:
             message = self._receive(launch.start_timeout, starting=True)
         except TimeoutError:
             raise WorkerError(TIMED_OUT, f"not ready after {launch.start_timeout:g} s") from None
-        except (OSError, execnet.HostNotFound) as error:
+        except (OSError, EOFError, execnet.HostNotFound) as error:
             raise WorkerError(UNAVAILABLE, f"cannot start {launch.python}: {first_line(error)}") from None
         if "failed" in message:
             raise WorkerError(UNAVAILABLE, message["failed"])
         self.info = message["info"]
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._channel.send(message)
+        except OSError:  # it was dead before it was asked
+            ending = self._ending()
+            self.stop()
+            raise WorkerError(CRASHED, ending) from None
 
     def _receive(self, timeout: float, starting: bool = False) -> Any:
         deadline = time.monotonic() + timeout

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import bridge
+from bridge.answers import Task
 from bridge.backends.base import LiveBackend
 from bridge.workers import Launch, Worker, WorkerError
 
@@ -67,9 +68,26 @@ def test_a_backend_that_cannot_start_says_why_once_and_the_others_run():
     assert list(verdicts["faulty-1/none"]) == ["agrees"]
 
 
+def test_a_process_that_died_between_two_tasks_is_a_crash_and_the_next_task_gets_a_new_one():
+    worker = Worker(launch("none"), timeout=30)
+    task = Task(case(), 5)
+    assert worker.ask(task).answers["dx"].verdict == ""
+    worker._process.kill()
+    time.sleep(0.5)
+    assert "SIGKILL" in worker.ask(task).answers["dx"].reason
+    assert worker.ask(task).answers["dx"].verdict == ""
+    worker.stop()
+
+
 def test_an_interpreter_that_is_not_there_is_unavailable():
     broken = backend("none", python="/nowhere/python3")
-    assert set(bridge.compare(case(), [broken]).summary["verdict"]) <= {"unavailable", "crashed"}
+    summary = bridge.compare(case(), [broken]).summary
+    assert set(summary["verdict"]) == {"unavailable"}
+    assert set(summary["reason"]) == {"there is no interpreter /nowhere/python3"}
+
+
+def test_a_program_that_is_no_python_is_unavailable():
+    assert set(bridge.compare(case(), [backend("none", python="/bin/false")]).summary["verdict"]) == {"unavailable"}
 
 
 def test_a_backend_that_never_gets_ready_is_timed_out():
