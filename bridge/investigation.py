@@ -12,7 +12,7 @@ import numpy as np
 from bridge.answers import CRASHED, TIMED_OUT
 from bridge.backends.flux import Name
 from bridge.comparison import Comparison
-from bridge.verdicts import AGREES, DISAGREES, NO_VALUES, NOT_REPEATABLE, Judged, Outcome
+from bridge.verdicts import AGREES, DISAGREES, NO_VALUES, NOT_REPEATABLE, SHORT, Judged, Outcome
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,9 +21,6 @@ COLUMNS = (
     "case", "model", "application", "api", "requested", "reset", "state", "version", "source", "verdict", "wrong",
     "fault", "dweight_ih", "truth", "worst_rel_err", "reason",
 )  # fmt: skip
-SHORT = {"dweight_ih": "dW_ih", "dweight_hh": "dW_hh", "dbias_ih": "db_ih", "dbias_hh": "db_hh"} | {
-    quantity: quantity for quantity in ("y", "dx", "dh0", "dc0")
-}
 RIGHT, WRONG, NOTHING, ERROR, NONE = "right", "wrong", "nothing", "error", "unsupported"
 
 

@@ -30,6 +30,11 @@ WRONG = VERDICTS[1:4]
 NO_VALUES = VERDICTS[4:]
 """Verdicts of a backend that gave no values."""
 
+SHORT = {"dweight_ih": "dW_ih", "dweight_hh": "dW_hh", "dbias_ih": "db_ih", "dbias_hh": "db_hh"} | {
+    quantity: quantity for quantity in ("y", "dx", "dh0", "dc0")
+}
+"""Quantities as tables for people write them."""
+
 _CODES = {verdict: code for code, verdict in enumerate(VERDICTS)}
 _GRAVITY = (NOT_REPEATABLE, NOT_FINITE, DISAGREES, AGREES, UNSUPPORTED)
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from bridge.comparison import Comparison, Progress
 from bridge.diagnosis import Finding, how_well
 from bridge.investigation import Cell, Investigation, label
-from bridge.verdicts import AGREES, NO_VALUES, Block, Outcome
+from bridge.verdicts import AGREES, NO_VALUES, SHORT, Block, Outcome
 
 if TYPE_CHECKING:
     from bridge.case import Case
@@ -30,14 +30,13 @@ STYLES = {"agrees": "green", "disagrees": "bold red", "not finite": "bold red", 
 
 
 class TerminalProgress(Progress):
-    """A bar on a terminal; plain lines, one per finished backend, when piped."""
+    """A bar on a terminal; plain lines, one per tenth of the run, when piped."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.lock = threading.Lock()
-        self.counts: dict[str, int] = {}
+        self.total = self.count = 0
         self.said: dict[str, str] = {}
-        self.per_backend = 0
         self.bar: Bar | None = None
         self.task: Any = None
 
@@ -61,7 +60,8 @@ class TerminalProgress(Progress):
             self.bar.stop()
 
     def begin(self, total: int) -> None:
-        """Set the bar's end."""
+        """Set the end."""
+        self.total = total
         if self.bar is not None:
             self.bar.update(self.task, total=total)
         else:
@@ -80,8 +80,13 @@ class TerminalProgress(Progress):
 
     def done(self, backend: str) -> None:
         """Advance."""
+        with self.lock:
+            self.count += 1
+            tenths = 10 * self.count // self.total > 10 * (self.count - 1) // self.total
         if self.bar is not None:
             self.bar.update(self.task, advance=1, description=escape(backend))
+        elif tenths:
+            self.console.print(f"{self.count} of {self.total} done", soft_wrap=True)
 
 
 def console(stderr: bool = False) -> Console:
@@ -120,6 +125,7 @@ def print_investigation(investigation: Investigation, console: Console, folder: 
         console.print()
     for line in investigation.advice():
         console.print(escape(line), soft_wrap=True)
+    print_recorded(investigation.comparison, console)
     print_missing(investigation.comparison, console)
     console.print(f"tables: {escape(folder)}", soft_wrap=True)
 
@@ -127,6 +133,18 @@ def print_investigation(investigation: Investigation, console: Console, folder: 
 def _colored(cell: Cell) -> str:
     color = {"right": "green", "unsupported": "dim"}.get(cell.verdict, "bold red")
     return f"[{color}]{escape(cell.text)}[/]"
+
+
+def print_recorded(comparison: Comparison, console: Console) -> None:
+    """Say which lines answered from recordings, with the versions."""
+    lines: dict[str, str] = {}
+    for row in comparison.backend_rows:
+        if row["source"] == "recorded":
+            shown = [word for word in row["versions"].split() if word.startswith(("zygote=", "julia="))]
+            lines.setdefault(row["backend"].partition("/")[0], " ".join(shown))
+    if lines:
+        text = "; ".join(f"{line} ({versions})" for line, versions in lines.items())
+        console.print(escape(f"recorded, not run here: {text}"), soft_wrap=True)
 
 
 def print_missing(comparison: Comparison, console: Console) -> None:
@@ -147,6 +165,7 @@ def print_comparison(comparison: Comparison, console: Console, folder: str | Non
         print_verdicts(case, summary[summary["case"] == case.name], console)
         if len(case.seq_lens) > 1 and "x" in case.requested:
             print_lengths(case, comparison.outcomes, console)
+    print_recorded(comparison, console)
     print_missing(comparison, console)
     print_findings(comparison, console)
     for found in comparison.maps:
@@ -212,22 +231,28 @@ def print_verdicts(case: Case, summary: pd.DataFrame, console: Console) -> None:
     console.print(f"[bold]{escape(repr(case).strip('<>'))}[/]", soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for name in ("backend", "quantity", "verdict", "worst error", "at"):
-        table.add_column(name, no_wrap=name != "quantity", min_width=9 if name == "quantity" else None)
-    reasons: dict[tuple[str, str], list[str]] = {}
+        table.add_column(name, no_wrap=name != "quantity", min_width=11 if name == "quantity" else None)
+    reasons: dict[tuple[str, str], dict[str, list[str]]] = {}
+    shown = ""
     for backend, rows in summary.groupby("backend", sort=False):
+        line, _, variant = str(backend).partition("/")
         for verdict, same in rows.groupby("verdict", sort=False):
-            alone = verdict not in (AGREES, *NO_VALUES)
+            alone = verdict not in (AGREES, *NO_VALUES) and same["max_abs_err"].notna().any()
             for group in [same[same["quantity"] == name] for name in same["quantity"]] if alone else [same]:
-                label = "all" if len(group) == len(rows) > 2 else " ".join(group["quantity"])
+                label = "all" if len(group) == len(rows) > 2 else " ".join(SHORT[name] for name in group["quantity"])
                 if verdict not in NO_VALUES:
-                    table.add_row(escape(str(backend)), label, _styled(str(verdict)), *_worst(group))
+                    if line != shown:
+                        table.add_row(escape(f"{line}/"))
+                        shown = line
+                    table.add_row(f"  {escape(variant)}", label, _styled(str(verdict)), *_worst(group))
                 for reason in dict.fromkeys(filter(None, group["reason"])):
-                    what = str(backend) if label == "all" else f"{backend} {label}"
-                    reasons.setdefault((str(verdict), reason), []).append(what)
+                    owners = reasons.setdefault((str(verdict), reason), {})
+                    owners.setdefault("" if label == "all" else label, []).append(str(backend))
     if table.row_count:
         console.print(table)
     for (verdict, reason), owners in reasons.items():
-        console.print(f"  {_styled(verdict)} [dim]{escape(', '.join(owners))}[/]: {escape(reason)}", soft_wrap=True)
+        who = "; ".join(f"{_abbreviated(names)} {label}".rstrip() for label, names in owners.items())
+        console.print(f"  {_styled(verdict)} [dim]{escape(who)}[/]: {escape(reason)}", soft_wrap=True)
     console.print()
 
 
