@@ -14,6 +14,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -224,6 +225,10 @@ class Case:
 
     def digest(self) -> str:
         """SHA-256 over every array bit and every option; name and source do not count."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         options = {
             "format": 1,
             "mode": self.mode,

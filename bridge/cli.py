@@ -150,7 +150,7 @@ def flux(cases: tuple[str, ...], out: str, timeout: float | None, **sources: Any
     from bridge.report import files, terminal
 
     chosen = cases or tuple(name for name in bridge.shipped_cases() if name.startswith("flux-"))
-    comparison = _run(chosen, ("flux-*",), out, sources, timeout=timeout)
+    comparison = _run(chosen, ("flux-*",), out, sources, skip=("pairs",), timeout=timeout)
     investigation = Investigation(comparison)
     files.write_csv(investigation.table, Path(out) / "flux.csv")
     terminal.print_investigation(investigation, terminal.console(), out)
@@ -162,6 +162,7 @@ def _run(
     patterns: tuple[str, ...] | None,
     out: str,
     sources: dict[str, Any],
+    skip: tuple[str, ...] = (),
     **how: Any,
 ) -> Comparison:
     """Check all input before anything is made, run with progress, save."""
@@ -177,7 +178,7 @@ def _run(
     _announce(backends)
     with terminal.TerminalProgress(terminal.console(stderr=True)) as progress:
         comparison = bridge.compare(loaded, backends, progress=progress, **how)
-    comparison.save(out)
+    comparison.save(out, skip)
     return comparison
 
 

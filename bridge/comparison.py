@@ -432,8 +432,8 @@ class Comparison:
 
         return tables.not_repeatable(self.outcomes)
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write every table as CSV, and ``run.json``, each whole or not at all.
+    def save(self, folder: str | os.PathLike[str], skip: Sequence[str] = ()) -> Path:
+        """Write every table as CSV but those to skip, and ``run.json``, each whole or not at all.
 
         Raises
         ------
@@ -442,7 +442,7 @@ class Comparison:
         """
         from bridge.report import files
 
-        return files.save(self, Path(folder))
+        return files.save(self, Path(folder), skip)
 
     @property
     def disagreements(self) -> int:

@@ -113,7 +113,7 @@ class Investigator:
         """
         found = []
         for (case, backend), outcomes in self.groups.items():
-            seen = [Seen(outcome.task, self.truths(outcome), outcome.quantities) for outcome in outcomes]
+            seen = [Seen(self.truths(outcome), outcome.quantities) for outcome in outcomes]
             for match in self.matcher.diagnose(seen, backend.partition("-")[0]):
                 ask = asking(backend)
                 steps = max(outcome.task.seq_len for outcome in outcomes)

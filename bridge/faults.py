@@ -50,7 +50,7 @@ class Plan:
     counted : a step's share of the parameters' gradients is counted once more for every step that is pulled back
         after it (1), and that total once more (2).
     state : how the initial state's gradient comes about: ``carry``, what flows out at the end; ``first``, what the
-        first step gives; ``sum``, the sum over all steps; or two of them added.
+        first step gives; ``vector``, that summed over the batch; ``sum``, the sum over all steps; or two of them added.
     vector : the state between the first two steps is one vector for the whole batch, its cotangent summed over it.
     cell : a cell to use instead of the case's.
     last_head : only the last step's head gradients count.
@@ -256,6 +256,8 @@ def _pull(
 
 def _state(earlier: list[Array], how: str, last: int) -> Array:
     parts: dict[str, Array] = {"carry": earlier[last], "first": earlier[0]}
+    if "vector" in how:
+        parts["vector"] = np.broadcast_to(earlier[0].sum(axis=-2, keepdims=True), earlier[0].shape)
     if "sum" in how:
         parts["sum"] = np.sum(earlier, axis=0)
     total: Array = np.sum([parts[part] for part in how.split("+")], axis=0)
@@ -427,6 +429,14 @@ def _vector_state(case: Case) -> Iterator[Fault]:
         yield Fault("forward-order-vector-state", "", (("order", "forward"), ("vector", True)))
 
 
+def _absorbed_and_reset(case: Case) -> Iterator[Fault]:
+    name = "forward-order-absorbed-and-reset"
+    yield Fault(name, "", (("order", "absorbed"), ("state", "first+carry")))
+    if case.batch > 1:
+        detail = "one state vector for the whole batch"
+        yield Fault(name, detail, (("order", "absorbed"), ("state", "vector+carry")))
+
+
 def _batch_means(case: Case) -> Iterator[Fault]:
     if case.batch > 1:
         everything = ("dx", *WEIGHTS, *BIASES, *STATES)
@@ -503,7 +513,7 @@ CATALOGUE: dict[str, Kind] = {
         "reset! adds the last one's",
         FLUX,
         _ANTICAUSAL + "; nothing comes from step 0",
-        _one("forward-order-absorbed-and-reset", order="absorbed", state="first+carry"),
+        _absorbed_and_reset,
     ),
     "forward-order-vector-state": Kind(
         "the adjoint recursion runs forward in time, and the first cotangent, of one state vector for the whole batch, "
@@ -658,11 +668,15 @@ class Match:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """One task as a backend answered it, with the truth it was judged by."""
+    """A backend's judged answer to a task, with the truth it was judged by."""
 
-    task: Task
     truth: Truth
     quantities: Mapping[str, Judged]
+
+    @property
+    def task(self) -> Task:
+        """The task, from the state that the backend really started from."""
+        return self.truth.task
 
 
 class Matcher:

@@ -33,11 +33,13 @@ class Truth:
 
     Attributes
     ----------
+    task : the task; its case starts from the state that the backend really started from.
     reference : quantity -> values, as :func:`bridge.reference.gradients` returns them (float64).
     sigma : the same structure: rms deviation under rounding noise, per element.
     dtype : float32 or float64, the backend's.
     """
 
+    task: Task
     reference: Gradients
     sigma: Gradients
     dtype: str
@@ -102,7 +104,7 @@ def truth(task: Task, dtype: str | None = None) -> Truth:
         else np.sqrt(value / SAMPLES)
         for name, value in total.items()
     }
-    return Truth(without_replicas(pulled), sigma, dtype)
+    return Truth(task, without_replicas(pulled), sigma, dtype)
 
 
 def _add(total: Any, sample: Any, exact: Any) -> Any:

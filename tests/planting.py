@@ -32,7 +32,7 @@ def seen(case, values):
     task = Task(case, case.seq_len)
     known = truth(task)
     rounded = {name: _rounded(values[name], case.dtype) for name in case.quantities}
-    return Seen(task, known, {name: judge(name, Answer(value), known) for name, value in rounded.items()})
+    return Seen(known, {name: judge(name, Answer(value), known) for name, value in rounded.items()})
 
 
 def _rounded(value, dtype):

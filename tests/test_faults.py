@@ -131,7 +131,7 @@ def test_nothing_has_a_name_of_its_own_beside_what_is_wrong_with_the_values():
     values = {name: Answer(value) for name, value in bridge.reference.gradients(case).items()}
     values["dh0"] = Answer(nothing=True)
     values["dx"] = Answer(values["dx"].values[::-1])
-    one = Seen(task, known, {name: judge(name, values[name], known) for name in case.quantities})
+    one = Seen(known, {name: judge(name, values[name], known) for name in case.quantities})
     assert [(m.quantities, m.fault) for m in Matcher().diagnose([one])] == [
         (("dh0",), "nothing-returned"),
         (("dx",), "time-reversed"),
@@ -141,9 +141,9 @@ def test_nothing_has_a_name_of_its_own_beside_what_is_wrong_with_the_values():
 def test_a_second_call_that_holds_the_first_is_a_buffer_not_cleared():
     case, task = known_case("flux-rnn-tanh")
     known, right = truth(task), bridge.reference.gradients(case)
-    one = Seen(task, known, {"dx": judge("dx", Answer(right["dx"], again=2 * right["dx"]), known)})
+    one = Seen(known, {"dx": judge("dx", Answer(right["dx"], again=2 * right["dx"]), known)})
     assert [m.fault for m in Matcher().diagnose([one])] == ["buffer-not-cleared"]
-    other = Seen(task, known, {"dx": judge("dx", Answer(right["dx"], again=1.5 * right["dx"]), known)})
+    other = Seen(known, {"dx": judge("dx", Answer(right["dx"], again=1.5 * right["dx"]), known)})
     assert [m.fault for m in Matcher().diagnose([other])] == ["unexplained"]
 
 

@@ -12,6 +12,8 @@ from bridge.case import atomic
 from bridge.errors import BadInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
 
     from bridge.comparison import Comparison
@@ -30,8 +32,8 @@ ONLY_WHERE_ANY = ("not_repeatable", "jacobian", "relations")
 """Tables that are written only where they have rows."""
 
 
-def save(comparison: Comparison, folder: Path) -> Path:
-    """Write every table of a comparison into a folder, which is made if missing.
+def save(comparison: Comparison, folder: Path, skip: Sequence[str] = ()) -> Path:
+    """Write every table of a comparison but those to skip into a folder, which is made if missing.
 
     Raises
     ------
@@ -41,6 +43,8 @@ def save(comparison: Comparison, folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, attribute in TABLES.items():
+            if name in skip:
+                continue
             write_csv(getattr(comparison, attribute), folder / f"{name}.csv")
         for name in ONLY_WHERE_ANY:
             table = getattr(comparison, name)

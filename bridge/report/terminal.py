@@ -237,8 +237,7 @@ def print_verdicts(case: Case, summary: pd.DataFrame, console: Console) -> None:
     for backend, rows in summary.groupby("backend", sort=False):
         line, _, variant = str(backend).partition("/")
         for verdict, same in rows.groupby("verdict", sort=False):
-            alone = verdict not in (AGREES, *NO_VALUES) and same["max_abs_err"].notna().any()
-            for group in [same[same["quantity"] == name] for name in same["quantity"]] if alone else [same]:
+            for group in _together(same, str(verdict)):
                 label = "all" if len(group) == len(rows) > 2 else " ".join(SHORT[name] for name in group["quantity"])
                 if verdict not in NO_VALUES:
                     if line != shown:
@@ -256,6 +255,15 @@ def print_verdicts(case: Case, summary: pd.DataFrame, console: Console) -> None:
     console.print()
 
 
+def _together(same: pd.DataFrame, verdict: str) -> list[pd.DataFrame]:
+    """Split one backend's rows of a verdict into lines: every error has its own, what has none shares one."""
+    if verdict in (AGREES, *NO_VALUES):
+        return [same]
+    known = same["max_abs_err"].notna()
+    alone = [same[same["quantity"] == name] for name in same["quantity"][known]]
+    return alone if known.all() else [*alone, same[~known]]
+
+
 def _styled(verdict: str) -> str:
     return f"[{STYLES.get(verdict, 'yellow')}]{verdict}[/]"
 
@@ -263,7 +271,7 @@ def _styled(verdict: str) -> str:
 def _worst(group: pd.DataFrame) -> tuple[str, str]:
     """Worst error and its place."""
     if group["max_abs_err"].isna().all():
-        return "", ""
+        return ("nothing" if group["reason"].str.startswith("nothing").all() else ""), ""
     row = group.loc[group["max_abs_err"].idxmax()]
     step = "" if pd.isna(row["worst_timestep"]) else f" t={row['worst_timestep']}"
     return f"{row['max_abs_err']:.2g}, rel {row['max_rel_err']:.2g}", f"L={row['worst_seq_len']}{step}"
