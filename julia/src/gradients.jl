@@ -422,9 +422,24 @@ function outputs(v::Variant, r::Run)
     return v.application == :array3d ? permutedims(ys, (3, 2, 1)) : from_steps(ys)
 end
 
+"The gradients of one run, by kind of model."
+function run_variant(v::Variant, r::Run, want_x)
+    if v.model == :closure && v.holder == :global
+        return run_global_function(v, r)
+    elseif v.model == :closure && v.holder != :struct
+        return run_held(v, r, want_x)
+    elseif v.model == :cell
+        return run_cell(v, r, want_x)
+    elseif v.model == :layer
+        return run_layer(v, r, want_x)
+    end
+    return run_stateful(v, r, want_x)
+end
+
 """
     gradients(; variant, mode, x, weight_ih, weight_hh, bias, h0, c0=nothing, head,
-              head_hn=nothing, head_cn=nothing, loss_step=nothing, want_x=true, want_y=true)
+              head_hn=nothing, head_cn=nothing, loss_step=nothing, want_x=true, want_y=true,
+              want_gradients=true)
 
 One fresh model, one gradient call. `x` and `head` are (time, batch, features), `weight_ih`,
 `weight_hh` and `bias` hold one array per layer (Flux's single bias), `h0` and `c0` are
@@ -434,7 +449,8 @@ The result has `y`; `dWi`, `dWh`, `db` per layer; `dh0`, `dc0`, `dx` and the gra
 model's `state` field, `dstate_h`, `dstate_c`, as far as this way of asking yields them. `nothing` is
 what Zygote returned; a key that is absent was never asked for. Stale runs say in `start_h`,
 `start_c` what they started from. Where 0.11's vector state makes a state's gradient a sum over the
-batch, it is (layers, hidden) and `batch_summed` is true.
+batch, it is (layers, hidden) and `batch_summed` is true. Where Zygote raises, the outputs are still to
+be had with `want_gradients=false`.
 """
 function gradients(;
     variant,
@@ -451,6 +467,7 @@ function gradients(;
     loss_step = nothing,
     want_x = true,
     want_y = true,
+    want_gradients = true,
 )
     n = size(h0, 1)
     h0, c0 = Array(h0), mode == "lstm" ? Array(c0) : nothing
@@ -480,18 +497,7 @@ function gradients(;
         to_steps(T, x),
         loss,
     )
-    r = fresh(given)
-    out = if v.holder == :global && v.model == :closure
-        run_global_function(v, r)
-    elseif v.model == :closure && v.holder != :struct
-        run_held(v, r, want_x)
-    elseif v.model == :cell
-        run_cell(v, r, want_x)
-    elseif v.model == :layer
-        run_layer(v, r, want_x)
-    else
-        run_stateful(v, r, want_x)
-    end
+    out = want_gradients ? run_variant(v, fresh(given), want_x) : Dict{String, Any}()
     summed(key) = get(out, key, nothing) isa Matrix
     any(summed, ("dh0", "dc0", "dstate_h", "dstate_c")) && (out["batch_summed"] = true)
     want_y && (out["y"] = outputs(v, fresh(given)))

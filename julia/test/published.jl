@@ -88,7 +88,11 @@ const COLUMN = Dict(11 => 2, 12 => 3, 14 => 4, 16 => 5)[LINE]
     end
 
     if LINE == 14
-        @test_throws MethodError asked("recur-comprehension-explicit-inside")
+        raising = "recur-comprehension-explicit-inside"
+        @test_throws MethodError asked(raising)
+        d = asked(raising; want_gradients = false)
+        @test collect(keys(d)) == ["y"]
+        @test vec(d["y"]) ≈ [1.0, 2.101] atol = 1.0e-15
         @test seen(asked("recur-comprehension-implicit-global"), "dWi") ≈ 2.8 atol = 1.0e-12
     end
 
