@@ -96,7 +96,12 @@ class Noisy:
         result = a @ b
         terms = a.shape[-1]
         if terms > 1:
-            spread = np.sqrt(np.square(a) @ np.square(b))
+            # scaled by row and column, since squares under- and overflow where the products do not
+            rows = np.max(np.abs(a), axis=-1, keepdims=True)
+            columns = np.max(np.abs(b), axis=-2, keepdims=True)
+            left = np.divide(a, rows, out=np.zeros_like(a), where=rows > 0)
+            right = np.divide(b, columns, out=np.zeros_like(b), where=columns > 0)
+            spread = np.sqrt(np.square(left) @ np.square(right)) * rows * columns
             spread = spread * (self.unit * math.sqrt(math.log2(terms)))
             result = result + spread * self.generator.standard_normal(self._spread(result.shape))
         return self.rounded(result)

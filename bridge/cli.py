@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +16,8 @@ from bridge import __version__
 from bridge.errors import BadInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bridge.backends.base import Backend
     from bridge.backends.registry import Sources
     from bridge.comparison import Comparison
@@ -20,15 +26,40 @@ EXIT_DISAGREEMENT, EXIT_BAD_INPUT, EXIT_NO_BACKEND, EXIT_INTERRUPTED = 1, 2, 3, 
 
 
 class Gradbridge(click.Group):
-    """Turns bad input into one line and exit code 2."""
+    """Turns bad input into one line and exit code 2, and an interrupt before a run into 130."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # a case's name may not fit the terminal's encoding
         try:
             return super().invoke(ctx)
         except BadInputError as error:
             click.echo(f"gradbridge: {error}", err=True)
             ctx.exit(EXIT_BAD_INPUT)
+        except KeyboardInterrupt:
+            ctx.exit(EXIT_INTERRUPTED)
+
+
+def _interrupt_once() -> None:
+    """Make the first Ctrl-C end the run, and ignore further ones, which would cost what it has finished."""
+
+    def once(signum: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, once)
+
+
+def _show(print_it: Callable[[], None]) -> None:
+    """Print; a reader that has gone (``| head``) does not change the exit code."""
+    try:
+        print_it()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(cls=Gradbridge, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -117,7 +148,7 @@ def compare(
     """
     from bridge.report import terminal
 
-    comparison = _run(
+    comparison, unsaved = _run(
         cases,
         patterns or None,
         out,
@@ -127,8 +158,8 @@ def compare(
         jacobian=jacobian,
         relations=relations,
     )
-    terminal.print_comparison(comparison, terminal.console(), out)
-    _finish(comparison)
+    _show(lambda: terminal.print_comparison(comparison, terminal.console(), None if unsaved else out))
+    _finish(comparison, unsaved)
     if fail_on_disagreement and comparison.disagreements:
         sys.exit(EXIT_DISAGREEMENT)
 
@@ -150,11 +181,16 @@ def flux(cases: tuple[str, ...], out: str, timeout: float | None, **sources: Any
     from bridge.report import files, terminal
 
     chosen = cases or tuple(name for name in bridge.shipped_cases() if name.startswith("flux-"))
-    comparison = _run(chosen, ("flux-*",), out, sources, skip=("pairs",), timeout=timeout)
+    comparison, unsaved = _run(chosen, ("flux-*",), out, sources, skip=("pairs",), timeout=timeout)
     investigation = Investigation(comparison)
-    files.write_csv(investigation.table, Path(out) / "flux.csv")
-    terminal.print_investigation(investigation, terminal.console(), out)
-    _finish(comparison)
+    if unsaved is None:
+        try:
+            files.write_csv(investigation.table, Path(out) / "flux.csv")
+        except BadInputError as error:
+            unsaved = error
+    where = None if unsaved else out
+    _show(lambda: terminal.print_investigation(investigation, terminal.console(), where))
+    _finish(comparison, unsaved)
 
 
 def _run(
@@ -164,8 +200,8 @@ def _run(
     sources: dict[str, Any],
     skip: tuple[str, ...] = (),
     **how: Any,
-) -> Comparison:
-    """Check all input before anything is made, run with progress, save."""
+) -> tuple[Comparison, BadInputError | None]:
+    """Check all input before anything is made, run with progress, save; what could not be saved can still be shown."""
     import bridge
     from bridge.backends.registry import select
     from bridge.comparison import load_cases
@@ -176,13 +212,19 @@ def _run(
     backends = select(patterns, _sources(**sources))
     check_writable(out)
     _announce(backends)
+    _interrupt_once()
     with terminal.TerminalProgress(terminal.console(stderr=True)) as progress:
         comparison = bridge.compare(loaded, backends, progress=progress, **how)
-    comparison.save(out, skip)
-    return comparison
+    try:
+        comparison.save(out, skip)
+    except BadInputError as error:
+        return comparison, error
+    return comparison, None
 
 
-def _finish(comparison: Comparison) -> None:
+def _finish(comparison: Comparison, unsaved: BadInputError | None) -> None:
+    if unsaved is not None:
+        raise unsaved
     if comparison.interrupted:
         sys.exit(EXIT_INTERRUPTED)
     if not comparison.ran:

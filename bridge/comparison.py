@@ -167,14 +167,15 @@ class Run:
         related: list[tuple[Case, list[tuple[str, Result]]]] = []
         try:
             interrupted = self.collect(truths)
-            outcomes = self._judge()
             try:
+                outcomes = self._judge()
                 if not interrupted:
                     findings = self._diagnose(outcomes)
                     maps = self._maps() if self.jacobian else []
                     related = self._relations() if self.relations else []
             except KeyboardInterrupt:
                 interrupted = True
+                outcomes = self._judge()
         finally:
             self.close()
         return Comparison(
@@ -272,7 +273,8 @@ class Run:
 
     def _feed(self, group: list[Backend]) -> None:
         for backend in group:
-            self._feed_one(backend)
+            if not self.stopping.is_set():
+                self._feed_one(backend)
 
     def _feed_one(self, backend: Backend) -> None:
         session = self.sessions[backend.name]

@@ -15,6 +15,7 @@ Paths are relative to the file.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -30,8 +31,11 @@ def config_path() -> Path | None:
     named = os.environ.get("GRADBRIDGE_CONFIG")
     if named:
         return Path(named)
-    base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return next((path for path in (Path(NAME), base / "gradbridge" / NAME) if path.is_file()), None)
+    places = [Path(NAME)]
+    with contextlib.suppress(RuntimeError):  # an account without a home has no folder of its own
+        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        places.append(base / "gradbridge" / NAME)
+    return next((path for path in places if path.is_file()), None)
 
 
 def load_config() -> dict[str, Any]:
@@ -87,11 +91,14 @@ def _checked(document: dict[str, Any], path: Path) -> dict[str, Any]:
         text, _, place = str(error).partition(" - at `$")
         raise BadInputError(str(path), place.strip("`."), "the keys that the README lists", text) from None
     here = path.resolve().parent
-    checked["recordings"] = [str(here / Path(name).expanduser()) for name in checked["recordings"]]
-    for entry in checked["flux"]:
-        for key in ("project", "julia", "python"):
-            if entry[key] is None:
-                del entry[key]
-            elif key == "project" or os.sep in entry[key]:
-                entry[key] = os.path.normpath(here / Path(entry[key]).expanduser())
+    try:
+        checked["recordings"] = [str(here / Path(name).expanduser()) for name in checked["recordings"]]
+        for entry in checked["flux"]:
+            for key in ("project", "julia", "python"):
+                if entry[key] is None:
+                    del entry[key]
+                elif key == "project" or os.sep in entry[key]:
+                    entry[key] = os.path.normpath(here / Path(entry[key]).expanduser())
+    except RuntimeError as error:
+        raise BadInputError(str(path), "", "paths that can be resolved", str(error)) from None
     return checked  # type: ignore[no-any-return]

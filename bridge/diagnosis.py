@@ -10,6 +10,7 @@ import numpy as np
 
 from bridge.answers import Reply, Task
 from bridge.case import PARAM_NAMES, QUANTITIES, REQUESTABLE, Case
+from bridge.errors import BadInputError
 from bridge.faults import CATALOGUE, Match, Matcher, Seen
 from bridge.options import Workaround
 from bridge.tolerance import Truth, truth
@@ -135,7 +136,7 @@ class Investigator:
         parts = [self._requests(case, match, ask, wanted)]
         dtypes: dict[str, bool | None] = {case.dtype: True}
         other = "float32" if case.dtype == "float64" else "float64"
-        dtypes[other] = self._shows(case.replace(dtype=other), match, ask)
+        dtypes[other] = self._shows(_in_dtype(case, other), match, ask)
         parts.append(_alike("in", dtypes, "and"))
         layers: dict[int, bool | None] = {case.layers: True}
         if case.layers == 1:
@@ -166,13 +167,23 @@ class Investigator:
         sets = [" ".join((*wanted, *sorted(extra))) for extra, shown in known.items() if shown]
         return "when requested: " + " | ".join(sets) if sets else ""
 
-    def _shows(self, case: Case, match: Match, ask: Ask, seq_len: int | None = None) -> bool | None:
-        """Whether a quantity of the match is wrong on a varied case; None where the backend cannot say."""
-        judged = self._judged(case, ask, seq_len)
+    def _shows(self, case: Case | None, match: Match, ask: Ask, seq_len: int | None = None) -> bool | None:
+        """Whether a varied case shows the same fault; None where the backend cannot say, or is wrong in another way."""
+        if case is None:
+            return None
+        task = Task(case, seq_len or case.seq_len)
+        known = truth(task)
+        judged = judge_reply(ask(task), known)
         relevant = [judged[name] for name in match.quantities if name in judged]
         if not relevant or all(one.verdict in NO_VALUES for one in relevant):
             return None
-        return any(one.verdict in WRONG for one in relevant)
+        if not any(one.verdict in WRONG for one in relevant):
+            return False
+        matches = self.matcher.diagnose([Seen(known, judged)])
+        kinds = {kind for found in matches for kind in found.kinds}
+        others = {other for found in matches for other in found.others}
+        same = set(match.kinds) <= kinds or any(str(fault) in others for fault in match.faults)
+        return True if same else None
 
     @staticmethod
     def _judged(case: Case, ask: Ask, seq_len: int | None = None) -> dict[str, Judged]:
@@ -208,6 +219,14 @@ class Investigator:
         needed = [name for name in match.quantities if name in results[0]]
         right = all(found[name].verdict == AGREES for found in results for name in needed)
         return option.sentence if needed and right else ""
+
+
+def _in_dtype(case: Case, dtype: str) -> Case | None:
+    """Give the case in another dtype; None where its numbers do not fit."""
+    try:
+        return case.replace(dtype=dtype)
+    except BadInputError:
+        return None
 
 
 def _alike(word: str, shows: Mapping[str, bool | None], joiner: str) -> str:

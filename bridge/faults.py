@@ -19,7 +19,7 @@ from bridge.case import Case
 from bridge.cells import GRU, Pulled, Stepped
 from bridge.reference import Gradients, Strand, Tape, without_replicas
 from bridge.tolerance import Truth, truth
-from bridge.verdicts import NOT_REPEATABLE, WRONG, Judged
+from bridge.verdicts import NOT_FINITE, NOT_REPEATABLE, WRONG, Judged
 
 UNEXPLAINED = "unexplained"
 WEIGHTS = ("dweight_ih", "dweight_hh")
@@ -695,7 +695,8 @@ class Matcher:
         Every value the backend gave must be reproduced within tolerance, the right ones too. Quantities for which it
         returned ``nothing``, or that were not repeatable, are explained apart.
         """
-        wrong = _names(seen, lambda judged: judged.verdict in WRONG)
+        fits = {id(judged): _fits(judged, one.truth.dtype) for one in seen for judged in one.quantities.values()}
+        wrong = _names(seen, lambda judged: judged.verdict in WRONG and fits[id(judged)])
         if not wrong:
             return []
         nothing = _names(seen, lambda judged: judged.verdict in WRONG and judged.nothing)
@@ -783,6 +784,12 @@ class Matcher:
 
 def _known_in(framework: str, faults: Sequence[Fault]) -> bool:
     return bool(framework) and all(framework.lower() in CATALOGUE[fault.name].report.lower() for fault in faults)
+
+
+def _fits(judged: Judged, dtype: str) -> bool:
+    """Whether the true values fit the dtype; a backend that overflows where they do not has no fault."""
+    top = max((float(np.max(np.abs(block.reference))) for block in judged.blocks), default=0.0)
+    return judged.verdict != NOT_FINITE or top <= float(np.finfo(dtype).max)
 
 
 def _names(seen: Sequence[Seen], test: Callable[[Judged], bool]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from bridge.arithmetic import Array
 from bridge.backends.base import Backend
 from bridge.backends.registry import Sources, select
 from bridge.case import PARAM_NAMES, REQUESTABLE, Case, Weights, load_case
+from bridge.errors import BadInputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -855,7 +856,10 @@ def _inputs(calls: Calls, case: Case) -> Iterator[Compared]:
 
 
 def _dtypes(calls: Calls, case: Case) -> Iterator[Compared]:
-    single = case.replace(dtype="float32")
+    try:
+        single = case.replace(dtype="float32")
+    except BadInputError:
+        raise NotApplicableError("the case's numbers do not fit float32") from None
     sides = {}
     for dtype in ("float32", "float64"):
         sides[dtype] = calls.side(_task(single.replace(dtype=dtype)))

@@ -62,13 +62,21 @@ class Truth:
         kind = np.finfo(self.dtype)
         per_slice = quantity in ("y", "dx", "dh0", "dc0")  # a time step, or one cell's state
         axes = tuple(range(1, sigma.ndim)) if per_slice else None
-        level = np.sqrt(np.mean(np.square(sigma), axis=axes, keepdims=True)) / 4
+        level = rms(sigma, axes) / 4
         tolerance: Array = 16 * np.maximum(sigma, level) + kind.eps / 4 * np.abs(reference) + 16 * kind.tiny
         return np.where(np.isnan(tolerance), np.inf, tolerance)
 
 
+def rms(array: Array, axes: tuple[int, ...] | None) -> Array:
+    """Root mean square over axes (None: all), kept as axes of 1; scaled, since squares of 1e-200 underflow."""
+    top = np.max(np.abs(array), axis=axes, keepdims=True)
+    scaled = np.divide(array, top, out=np.zeros_like(array), where=top > 0)
+    result: Array = top * np.sqrt(np.mean(np.square(scaled), axis=axes, keepdims=True))
+    return result
+
+
 def _summed_noise(sigma: Array) -> Array:
-    summed: Array = np.sqrt(np.sum(np.square(sigma), axis=1, keepdims=True))
+    summed: Array = rms(sigma, (1,)) * math.sqrt(sigma.shape[1])
     return summed
 
 
@@ -99,22 +107,22 @@ def truth(task: Task, dtype: str | None = None) -> Truth:
             for name, value in sample.items():
                 total[name] = _add(total[name], value, pulled[name])
     sigma = {
-        name: tuple(tuple(np.sqrt(block / SAMPLES) for block in row) for row in value)
+        name: tuple(tuple(block / math.sqrt(SAMPLES) for block in row) for row in value)
         if isinstance(value, tuple)
-        else np.sqrt(value / SAMPLES)
+        else value / math.sqrt(SAMPLES)
         for name, value in total.items()
     }
     return Truth(task, without_replicas(pulled), sigma, dtype)
 
 
 def _add(total: Any, sample: Any, exact: Any) -> Any:
-    """Add the squared deviations of all replicas; the replica axis goes."""
+    """Add the deviations of all replicas in quadrature; the replica axis goes."""
     if isinstance(sample, tuple):
         return tuple(
-            tuple(t + np.square(s - e).sum(axis=0) for t, s, e in zip(*rows, strict=True))
+            tuple(np.hypot(t, np.hypot.reduce(s - e, axis=0)) for t, s, e in zip(*rows, strict=True))
             for rows in zip(total, sample, exact, strict=True)
         )
-    return total + np.square(sample - exact).sum(axis=1)
+    return np.hypot(total, np.hypot.reduce(sample - exact, axis=1))
 
 
 def _chunks(case: Case, seq_len: int) -> list[int]:
@@ -128,6 +136,8 @@ def _chunks(case: Case, seq_len: int) -> list[int]:
 
 def swamped(expected: list[Array], tolerance: list[Array]) -> bool:
     """Whether rounding noise is as large as the gradient itself, so that agreement says nothing."""
-    size = math.sqrt(sum(float(np.square(array).sum()) for array in expected))
-    slack = math.sqrt(sum(float(np.square(array).sum()) for array in tolerance))
+    with np.errstate(all="ignore"):
+        size, slack = (
+            math.hypot(*(float(np.hypot.reduce(a, axis=None)) for a in arrays)) for arrays in (expected, tolerance)
+        )
     return size > 0 and not slack < size / 2

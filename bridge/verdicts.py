@@ -73,6 +73,7 @@ class Judged:
     blocks : the elements; empty where there were no values to judge.
     batch_summed : the quantity's batch axis is summed away.
     first, again : both values, where not repeatable.
+    nothing : the framework said that there is no gradient.
     """
 
     verdict: str
@@ -81,6 +82,7 @@ class Judged:
     batch_summed: bool = False
     first: tuple[Array, ...] = ()
     again: tuple[Array, ...] = ()
+    nothing: bool = False
 
     def count(self, verdict: str) -> int:
         """How many elements have that verdict."""
@@ -90,12 +92,6 @@ class Judged:
     def has_values(self) -> bool:
         """Whether the backend gave values that mean something on their own."""
         return bool(self.blocks) and self.verdict != NOT_REPEATABLE and not self.nothing
-
-    @property
-    def nothing(self) -> bool:
-        """Whether the framework said that there is no gradient."""
-        repeatable = self.verdict != NOT_REPEATABLE
-        return repeatable and bool(self.blocks) and all(np.isnan(block.value).all() for block in self.blocks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +151,7 @@ def judge(quantity: str, answer: Answer, truth: Truth, notes: Sequence[str] = ()
         reasons.append(f"{count} elements the framework cannot express")
     reason = "; ".join(filter(None, [*reasons, said]))
     if repeatable:
-        return Judged(verdict, reason, judged, answer.batch_summed)
+        return Judged(verdict, reason, judged, answer.batch_summed, nothing=answer.nothing)
     again = tuple(np.asarray(array, np.float64) for _, _, array in blocks(answer.again))
     return Judged(verdict, reason, judged, answer.batch_summed, tuple(values), again)
 
@@ -192,8 +188,11 @@ def _reason(verdict: str, judged: Sequence[Block], answer: Answer, dtype: str) -
     if verdict == NOT_REPEATABLE:
         return "the same call twice gave different bits"
     if verdict == NOT_FINITE:
-        ours = all(np.isfinite(block.reference).all() for block in judged)
-        return f"NaN or infinite; {'the reference is finite' if ours else 'the reference overflows too'}"
+        top = max(float(np.max(np.abs(block.reference))) for block in judged)
+        if not np.isfinite(top):
+            return "NaN or infinite; the reference overflows too"
+        fits = top <= np.finfo(dtype).max
+        return f"NaN or infinite; the reference is {'finite' if fits else f'beyond the range of {dtype}'}"
     if answer.nothing:
         return "nothing: the framework returned no gradient, and the truth is not zero"
     return f"differs by more than rounding in {dtype} explains" if verdict == DISAGREES else ""

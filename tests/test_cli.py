@@ -84,3 +84,27 @@ def test_no_backend_that_can_run_is_exit_code_3(tmp_path):
     assert done.returncode == 3
     assert "no backend could run at all" in done.stderr
     assert (tmp_path / "run" / "summary.csv").exists()
+
+
+def test_a_flux_that_cannot_start_is_a_row_and_not_the_end(tmp_path):
+    (tmp_path / "julia").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "julia").chmod(0o755)
+    env = os.environ | {
+        "PYTHON_JULIACALL_EXE": str(tmp_path / "julia"),
+        "PYTHON_JULIACALL_PROJECT": str(tmp_path),
+        "GRADBRIDGE_CACHE": str(tmp_path / "cache"),
+    }
+    done = gradbridge("compare", "flux-1547", "--backend", "flux-*/cell-for-explicit", "--backend", "flux-unknown*",
+                      "--out", tmp_path / "run", env=env)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "flux-unknown/" in (tmp_path / "run" / "backends.csv").read_text()
+    assert "agrees" in done.stdout
+
+
+def test_a_reader_that_goes_away_does_not_change_the_exit_code(tmp_path):
+    command = f"{sys.executable} -m bridge compare flux-1547 --no-live --backend 'flux-*' --out {tmp_path} | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr

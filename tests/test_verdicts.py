@@ -125,3 +125,23 @@ def test_tolerance_is_the_same_every_time():
     assert all(
         (a == b).all() for q in case.quantities for a, b in zip(known.tolerance(q), again.tolerance(q), strict=True)
     )
+
+
+def test_gradients_far_below_and_above_one_are_judged_by_their_own_noise():
+    for scale in (1e-220, 1e-3, 1e220):
+        case = random_case(np.random.default_rng(9), mode="rnn_tanh", dtype="float64", T=5, H=3, head="given")
+        case = case.replace(head=np.array(case.head) * scale, requested=("x", "params"))
+        known, right = truth(Task(case, 5)), bridge.reference.gradients(case)
+        for quantity in case.quantities[1:]:
+            assert judge(quantity, Answer(right[quantity]), known).reason == ""
+        assert judge("dx", Answer(right["dx"] * (1 + 1e-11)), known).verdict == "disagrees"
+
+
+def test_what_does_not_fit_the_dtype_is_said_to_be_beyond_its_range():
+    case = random_case(np.random.default_rng(9), mode="rnn_identity", dtype="float32", T=4, layers=1, head="ones")
+    case = case.replace(x=np.full(case.x.shape, 3e38), requested=("x",))
+    judged = judge(
+        "y", Answer(np.full((4, case.batch, case.directions * case.hidden_size), np.inf)), truth(Task(case, 4))
+    )
+    assert judged.verdict == "not finite"
+    assert "beyond the range of float32" in judged.reason

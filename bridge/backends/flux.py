@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -206,6 +207,8 @@ class Line:
 def cache_folder() -> Path:
     """Where environments and what is known of them are kept: ``GRADBRIDGE_CACHE``, else the user's cache."""
     own = os.environ.get("GRADBRIDGE_CACHE")
+    if not own and not os.environ.get("XDG_CACHE_HOME") and Path("~").expanduser() == Path("~"):
+        return Path(tempfile.gettempdir()) / "gradbridge"  # an account without a home
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradbridge"
 
 

@@ -228,6 +228,7 @@ class MXNet:
         import mxnet
 
         self.mx = mxnet
+        self.poison = 12345.678
         self.way, _, self.kernel = variant.partition("-")
         features = mxnet.runtime.Features()
         self.onednn = any(name in features and features.is_enabled(name) for name in ("ONEDNN", "MKLDNN"))
@@ -248,7 +249,8 @@ class MXNet:
     def disturb(self) -> None:
         """Leave values in the pooled memory that a kernel would show if it read before writing."""
         nd = self.mx.nd
-        held = [nd.full((4**power,), 12345.678) for power in range(3, 9) for _ in range(4)]
+        self.poison += 1  # another value each time: garbage that is the same in both calls would look repeatable
+        held = [nd.full((4**power,), self.poison) for power in range(3, 9) for _ in range(4)]
         nd.waitall()
         del held
         nd.waitall()

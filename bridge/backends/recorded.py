@@ -82,11 +82,14 @@ class Recording:
             When the file is missing, is not the one the manifest was written with, or is corrupt.
         """
         path = self.folder / f"{name}.json"
-        wanted = _read(self.folder / "manifest.json")["cases"][name]["sha256"]
         try:
+            wanted = str(_read(self.folder / "manifest.json")["cases"][name]["sha256"])
             found = hashlib.sha256(path.read_bytes()).hexdigest()
         except OSError as error:
             raise BadInputError(str(path), "", "a recording's file", error.strerror or str(error)) from None
+        except (KeyError, TypeError) as error:
+            manifest = str(self.folder / "manifest.json")
+            raise BadInputError(manifest, f"cases.{name}", "digest and sha256", f"no {error}") from None
         if found != wanted:
             raise BadInputError(str(path), "", f"the file with SHA-256 {wanted[:12]}...", f"{found[:12]}... (corrupt)")
         document = _read(path)

@@ -111,7 +111,7 @@ def _how_to_get(line: str) -> str:
 
 
 def _telling(name: str) -> bool:
-    return name.partition("/")[2] in flux.TELLING
+    return name.startswith("flux-unknown/") or name.partition("/")[2] in flux.TELLING
 
 
 def _version(backend: Backend) -> tuple[int, ...]:

@@ -80,9 +80,18 @@ def unwritable(folder: Path, error: OSError) -> BadInputError:
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table; floats as the shortest decimals that read back to the same bits."""
-    with atomic(path) as temporary:
-        frame.to_csv(temporary, index=False, lineterminator="\n")
+    """Write a table; floats as the shortest decimals that read back to the same bits.
+
+    Raises
+    ------
+    BadInputError
+        When it cannot be written.
+    """
+    try:
+        with atomic(path) as temporary:
+            frame.to_csv(temporary, index=False, lineterminator="\n")
+    except OSError as error:
+        raise unwritable(path.parent, error) from None
 
 
 def write_json(value: Any, path: Path) -> None:

@@ -303,7 +303,7 @@ def _alignment(members: Sequence[tuple[Outcome, Judged]]) -> dict[str, Any]:
     known = ~np.isnan(value)
     value, reference = value[known], reference[known]
     with np.errstate(all="ignore"):
-        length, wanted = float(np.linalg.norm(value)), float(np.linalg.norm(reference))
+        length, wanted = (float(np.hypot.reduce(array)) for array in (value, reference))
         if not length or not wanted or not np.isfinite(length * wanted):
             return {"norm_ratio": length / wanted if wanted else None}
         return {"cosine": float((value / length) @ (reference / wanted)), "norm_ratio": length / wanted}

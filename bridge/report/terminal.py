@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bridge.relations import Result
 
 PIPED_WIDTH = 100
+LEAST_WIDTH = 80
 STYLES = {"agrees": "green", "disagrees": "bold red", "not finite": "bold red", "not repeatable": "bold magenta"}
 
 
@@ -82,22 +83,30 @@ class TerminalProgress(Progress):
         """Advance."""
         with self.lock:
             self.count += 1
-            tenths = 10 * self.count // self.total > 10 * (self.count - 1) // self.total
-        if self.bar is not None:
-            self.bar.update(self.task, advance=1, description=escape(backend))
-        elif tenths:
-            self.console.print(f"{self.count} of {self.total} done", soft_wrap=True)
+            if self.bar is not None:
+                self.bar.update(self.task, advance=1, description=escape(backend))
+            elif 10 * self.count // self.total > 10 * (self.count - 1) // self.total:
+                self.console.print(f"{self.count} of {self.total} done", soft_wrap=True)
+
+
+class _Console(Console):
+    """A console that leaves a broken pipe to its caller; rich would end the process with 1, which means otherwise."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise it."""
+        raise BrokenPipeError
 
 
 def console(stderr: bool = False) -> Console:
     """Return the console for results (stdout) or progress (stderr); piped, it takes its width from ``COLUMNS``."""
-    made = Console(stderr=stderr, highlight=False)
+    made = _Console(stderr=stderr, highlight=False, emoji=False)
+    made.width = max(made.width, LEAST_WIDTH)  # narrower, a table would lose columns; the terminal wraps it instead
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = PIPED_WIDTH
     return made
 
 
-def print_investigation(investigation: Investigation, console: Console, folder: str) -> None:
+def print_investigation(investigation: Investigation, console: Console, folder: str | None) -> None:
     """Print a table per case, a column per Flux version, then the advice."""
     for case in investigation.comparison.cases:
         rows = list(investigation.rows(case.name))
@@ -127,7 +136,8 @@ def print_investigation(investigation: Investigation, console: Console, folder: 
         console.print(escape(line), soft_wrap=True)
     print_recorded(investigation.comparison, console)
     print_missing(investigation.comparison, console)
-    console.print(f"tables: {escape(folder)}", soft_wrap=True)
+    if folder is not None:
+        console.print(f"tables: {escape(folder)}", soft_wrap=True)
 
 
 def _colored(cell: Cell) -> str:
@@ -244,9 +254,11 @@ def print_verdicts(case: Case, summary: pd.DataFrame, console: Console) -> None:
                         table.add_row(escape(f"{line}/"))
                         shown = line
                     table.add_row(f"  {escape(variant)}", label, _styled(str(verdict)), *_worst(group))
-                for reason in dict.fromkeys(filter(None, group["reason"])):
-                    owners = reasons.setdefault((str(verdict), reason), {})
-                    owners.setdefault("" if label == "all" else label, []).append(str(backend))
+                for reason, having in group[group["reason"] != ""].groupby("reason", sort=False):
+                    owners = reasons.setdefault((str(verdict), str(reason)), {})
+                    whole = len(having) == len(rows) > 2
+                    what = "" if whole else " ".join(SHORT[name] for name in having["quantity"])
+                    owners.setdefault(what, []).append(str(backend))
     if table.row_count:
         console.print(table)
     for (verdict, reason), owners in reasons.items():
@@ -282,8 +294,7 @@ def print_lengths(case: Case, outcomes: Sequence[Outcome], console: Console) -> 
 
     A right gradient of an earlier position changes when the sequence grows, since later outputs depend on it.
     """
-    groups: dict[tuple[tuple[str, ...], ...], list[str]] = {}
-    lengths: list[int] = []
+    groups: dict[tuple[tuple[int, ...], tuple[tuple[str, ...], ...]], list[str]] = {}
     for backend, blocks in _dx_by_length(case, outcomes).items():
         lengths = sorted(blocks)
         rows = []
@@ -291,11 +302,11 @@ def print_lengths(case: Case, outcomes: Sequence[Outcome], console: Console) -> 
             having = [length for length in lengths if length > step]
             values = [f"{blocks[n].value[step, 0, 0]:.8f}" if n > step else "" for n in lengths]
             rows.append((str(step), *values, _growth(step, having, blocks)))
-        groups.setdefault(tuple(rows), []).append(backend)
-    for same, backends in groups.items():
+        groups.setdefault((tuple(lengths), tuple(rows)), []).append(backend)
+    for (known, same), backends in groups.items():
         console.print(escape(f"{', '.join(backends)}: dL/dx[t, 0, 0] by sequence length"), soft_wrap=True)
         table = Table("t", box=None, pad_edge=False)
-        for length in lengths:
+        for length in known:
             table.add_column(f"L={length}", justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
         for row in same:

@@ -525,14 +525,17 @@ function versions()
     )
 end
 
+const POISON = Ref(12345.678)
+
 """
 Hand used memory back to Julia's allocator, filled with values that a kernel would show if it read
-before it wrote.
+before it wrote; with others each time, since equal garbage in two calls would look repeatable.
 """
 function disturb()
+    POISON[] += 1
     for power in 3:8
-        fill(12345.678, 4^power)
-        fill(12345.678f0, 4^power)
+        fill(POISON[], 4^power)
+        fill(Float32(POISON[]), 4^power)
     end
     GC.gc(false)
     return nothing
