@@ -679,6 +679,37 @@ class Seen:
         return self.truth.task
 
 
+class _Search:
+    """A search for the fault behind one backend's wrong quantities, which remembers what came closest."""
+
+    def __init__(self, matcher: Matcher, seen: Sequence[Seen], wrong: tuple[str, ...], framework: str) -> None:
+        self.matcher, self.seen, self.wrong, self.framework = matcher, seen, wrong, framework
+        self.best: tuple[float, tuple[Fault, ...]] = (float("inf"), ())
+
+    def among(self, candidates: Iterable[tuple[Fault, ...]]) -> Match | None:
+        """Return the first candidate that reproduces every value, with those that cannot be told apart from it."""
+        matching: list[tuple[tuple[Fault, ...], float]] = []
+        for faults in candidates:
+            excess, residual = self.matcher.compare(self.seen, faults, self.wrong)
+            if excess <= 1:
+                matching.append((faults, residual))
+            elif excess < self.best[0]:
+                self.best = (excess, faults)
+        if not matching:
+            return None
+        matching.sort(key=lambda pair: not _known_in(self.framework, pair[0]))
+        first, residual = matching[0]
+        return Match(self.wrong, first, residual, tuple(" + ".join(map(str, faults)) for faults, _ in matching[1:]))
+
+    def nothing(self) -> Match:
+        """Return that nothing matched, with what came closest and how far off it is."""
+        closest = self.best[1]
+        residual = float("nan")
+        if closest:
+            residual = self.matcher.compare(self.seen, closest, self.wrong, through=True)[1]
+        return Match(self.wrong, (), residual, closest=closest)
+
+
 class Matcher:
     """Finds faults; keeps each case's faulty gradients, which all backends share."""
 
@@ -713,24 +744,13 @@ class Matcher:
 
     def _explain(self, seen: Sequence[Seen], wrong: tuple[str, ...], framework: str) -> Match:
         case = seen[0].task.case
+        search = _Search(self, seen, wrong, framework)
+        if found := search.among(self._singles(case)):
+            return found
         if case.dtype == "float64" and (residual := _float32(seen)) is not None:
             return Match(wrong, (), residual, name="float32-intermediates")
-        best: tuple[float, tuple[Fault, ...]] = (float("inf"), ())
-        for candidates in (self._singles(case), self._flow_pairs(case), self._other_pairs(case)):
-            matching: list[tuple[tuple[Fault, ...], float]] = []
-            for faults in candidates:
-                excess, residual = self._compare(seen, faults, wrong)
-                if excess <= 1:
-                    matching.append((faults, residual))
-                elif excess < best[0]:
-                    best = (excess, faults)
-            if matching:
-                matching.sort(key=lambda pair: not _known_in(framework, pair[0]))
-                first, residual = matching[0]
-                others = tuple(" + ".join(map(str, faults)) for faults, _ in matching[1:])
-                return Match(wrong, first, residual, others)
-        residual = self._compare(seen, best[1], wrong, through=True)[1] if best[1] else float("nan")
-        return Match(wrong, (), residual, closest=best[1])
+        found = search.among(self._flow_pairs(case)) or search.among(self._other_pairs(case))
+        return found or search.nothing()
 
     def _singles(self, case: Case) -> Iterator[tuple[Fault, ...]]:
         for fault in self._variants(case):
@@ -750,7 +770,7 @@ class Matcher:
             self.faults[digest] = list(variants(case))
         return self.faults[digest]
 
-    def _compare(
+    def compare(
         self, seen: Sequence[Seen], faults: tuple[Fault, ...], wrong: tuple[str, ...], through: bool = False
     ) -> tuple[float, float]:
         """Return the worst deviation in tolerances, and in absolute terms; stops early unless ``through``."""
