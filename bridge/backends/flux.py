@@ -495,37 +495,42 @@ class Flux:
         case = task.case
         biases = merged_biases(case)
         head, head_hn, head_cn = task.heads()
+        question = {
+            "variant": variant,
+            "mode": case.mode,
+            "x": np.array(case.x[: task.seq_len]),
+            "weight_ih": self.vector(*(np.array(weights.weight_ih) for (weights,) in case.params)),
+            "weight_hh": self.vector(*(np.array(weights.weight_hh) for (weights,) in case.params)),
+            "bias": self.vector(*biases),
+            "h0": np.array(case.h0),
+            "c0": None if case.c0 is None else np.array(case.c0),
+            "head": np.array(head),
+            "head_hn": None if head_hn is None else np.array(head_hn),
+            "head_cn": None if head_cn is None else np.array(head_cn),
+            "loss_step": None if task.loss_step is None else task.loss_step + 1,
+            "want_x": "x" in case.requested,
+        }
+        final = head_hn is not None or head_cn is not None
         try:
             reason = str(
                 self.bridge.whynot(
-                    variant=variant,
-                    mode=case.mode,
-                    layers=case.layers,
-                    h0=case.h0,
-                    c0=case.c0,
-                    final=head_hn is not None or head_cn is not None,
+                    variant=variant, mode=case.mode, layers=case.layers, h0=case.h0, c0=case.c0, final=final
                 )
             )
             if reason:
                 raise UnsupportedError(reason)
-            found = self.bridge.gradients(
-                variant=variant,
-                mode=case.mode,
-                x=np.array(case.x[: task.seq_len]),
-                weight_ih=self.vector(*(np.array(weights.weight_ih) for (weights,) in case.params)),
-                weight_hh=self.vector(*(np.array(weights.weight_hh) for (weights,) in case.params)),
-                bias=self.vector(*biases),
-                h0=np.array(case.h0),
-                c0=None if case.c0 is None else np.array(case.c0),
-                head=np.array(head),
-                head_hn=None if head_hn is None else np.array(head_hn),
-                head_cn=None if head_cn is None else np.array(head_cn),
-                loss_step=None if task.loss_step is None else task.loss_step + 1,
-                want_x="x" in case.requested,
-            )
+            try:
+                return interpret(case, variant, self._answer(question))
+            except self.error as error:
+                crashed = Reply.without_values(case.quantities, CRASHED, first_line(str(error)))
+                outputs = interpret(case, variant, self._answer(question | {"want_gradients": False}))
+                return Reply(crashed.answers | {"y": outputs.answers["y"]})
         except self.error as error:
             return Reply.without_values(case.quantities, CRASHED, first_line(str(error)))
-        return interpret(case, variant, {str(key): _numpy(found[key]) for key in found})
+
+    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        found = self.bridge.gradients(**question)
+        return {str(key): _numpy(found[key]) for key in found}
 
 
 def _numpy(value: Any) -> Any:
