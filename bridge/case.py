@@ -650,7 +650,7 @@ def shipped_cases() -> tuple[str, ...]:
 def load_case(name_or_path: str | os.PathLike[str]) -> Case:
     """Read a case: the name of a shipped one, or the path of a JSON file.
 
-    The format is described in ``docs``/README; arrays are inline, or ``{"npz": "file.npz", "key": "x"}`` naming an
+    The README describes the format; arrays are inline, or ``{"npz": "file.npz", "key": "x"}`` naming an
     array of an ``.npz`` beside the file. Nothing is unpickled or evaluated.
 
     Raises
