@@ -149,7 +149,6 @@ class Run:
         self.seconds: dict[str, dict[str, float]] = {backend.name: {} for backend in backends}
         self.stopping = threading.Event()
         self.truths: dict[int, Truth] = {}
-        self.known: dict[int, Truth] = {}
 
     def go(self) -> Comparison:
         """Run everything and judge it; an interrupt ends the workers and keeps what is finished."""
@@ -197,16 +196,9 @@ class Run:
 
     def _diagnose(self, outcomes: list[Outcome]) -> list[Finding]:
         """Name the faults; backends that vary are asked again, in the sessions that are still open."""
-        mine = {backend.name: backend for backend in self.backends}
-
-        def asking(name: str) -> Ask | None:
-            backend = mine.get(name)
-            if backend is None or not backend.varies or self.rows.get(name, {}).get("state") != "ran":
-                return None
-            return self.sessions[name].ask
-
-        investigator = Investigator(outcomes, lambda outcome: self.known[id(outcome)])
-        return investigator.findings(asking, self._sibling, lambda name: mine[name].workarounds)
+        options = {backend.name: backend.workarounds for backend in self.backends}
+        asking = {backend.name: self.sessions[backend.name].ask for backend in self._ran() if backend.varies}
+        return Investigator(outcomes).findings(asking.get, self._sibling, options.__getitem__)
 
     def _ran(self) -> list[Backend]:
         return [backend for backend in self.backends if self.rows.get(backend.name, {}).get("state") == "ran"]
@@ -305,9 +297,7 @@ class Run:
                 replies = self.replies[backend.name]
                 if index < len(replies):
                     known = self._truth(index, task, replies[index])
-                    outcome = Outcome(backend.name, task, judge_reply(replies[index], known))
-                    self.known[id(outcome)] = known
-                    outcomes.append(outcome)
+                    outcomes.append(Outcome(backend.name, task, judge_reply(replies[index], known), known))
         return outcomes
 
     def _truth(self, index: int, task: Task, reply: Reply) -> Truth:

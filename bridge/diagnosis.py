@@ -13,8 +13,8 @@ from bridge.case import PARAM_NAMES, QUANTITIES, REQUESTABLE, Case
 from bridge.errors import BadInputError
 from bridge.faults import CATALOGUE, Match, Matcher, Seen
 from bridge.options import Workaround
-from bridge.tolerance import Truth, truth
-from bridge.verdicts import AGREES, NO_VALUES, WRONG, Judged, Outcome, judge_reply
+from bridge.tolerance import truth
+from bridge.verdicts import AGREES, NO_VALUES, WRONG, Outcome, judge_reply
 
 Ask = Callable[[Task], Reply]
 """Has a backend compute a task."""
@@ -88,12 +88,10 @@ class Investigator:
     Parameters
     ----------
     outcomes : all judged answers of the run.
-    truths : task -> what it was judged by.
     """
 
-    def __init__(self, outcomes: Sequence[Outcome], truths: Callable[[Outcome], Truth]) -> None:
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
         self.matcher = Matcher()
-        self.truths = truths
         self.groups: dict[tuple[str, str], list[Outcome]] = {}
         for outcome in outcomes:
             self.groups.setdefault((outcome.task.case.name, outcome.backend), []).append(outcome)
@@ -114,7 +112,7 @@ class Investigator:
         """
         found = []
         for (case, backend), outcomes in self.groups.items():
-            seen = [Seen(self.truths(outcome), outcome.quantities) for outcome in outcomes]
+            seen = [Seen(outcome.truth, outcome.quantities) for outcome in outcomes]
             for match in self.matcher.diagnose(seen, backend.partition("-")[0]):
                 ask = asking(backend)
                 steps = max(outcome.task.seq_len for outcome in outcomes)
@@ -171,24 +169,17 @@ class Investigator:
         """Whether a varied case shows the same fault; None where the backend cannot say, or is wrong in another way."""
         if case is None:
             return None
-        task = Task(case, seq_len or case.seq_len)
-        known = truth(task)
-        judged = judge_reply(ask(task), known)
-        relevant = [judged[name] for name in match.quantities if name in judged]
+        seen = _seen(case, ask, seq_len)
+        relevant = [seen.quantities[name] for name in match.quantities if name in seen.quantities]
         if not relevant or all(one.verdict in NO_VALUES for one in relevant):
             return None
         if not any(one.verdict in WRONG for one in relevant):
             return False
-        matches = self.matcher.diagnose([Seen(known, judged)])
+        matches = self.matcher.diagnose([seen])
         kinds = {kind for found in matches for kind in found.kinds}
         others = {other for found in matches for other in found.others}
         same = set(match.kinds) <= kinds or any(str(fault) in others for fault in match.faults)
         return True if same else None
-
-    @staticmethod
-    def _judged(case: Case, ask: Ask, seq_len: int | None = None) -> dict[str, Judged]:
-        task = Task(case, seq_len or case.seq_len)
-        return judge_reply(ask(task), truth(task))
 
     # -- instead -------------------------------------------------------------------------------------------------
 
@@ -209,16 +200,23 @@ class Investigator:
             ask = ways[0](target)
             if requested == case.requested or ask is None:
                 return ""
-            results = [self._judged(case.replace(requested=requested), ask)]
+            results = [_seen(case.replace(requested=requested), ask).quantities]
         elif (case.name, target) in self.groups:
-            results = [dict(outcome.quantities) for outcome in self.groups[case.name, target]]
+            results = [outcome.quantities for outcome in self.groups[case.name, target]]
         elif ask := next((found for way in ways if (found := way(target))), None):
-            results = [self._judged(case, ask)]
+            results = [_seen(case, ask).quantities]
         else:
             return ""
         needed = [name for name in match.quantities if name in results[0]]
         right = all(found[name].verdict == AGREES for found in results for name in needed)
         return option.sentence if needed and right else ""
+
+
+def _seen(case: Case, ask: Ask, seq_len: int | None = None) -> Seen:
+    """Ask a backend for the case anew and judge what it says."""
+    task = Task(case, seq_len or case.seq_len)
+    known = truth(task)
+    return Seen(known, judge_reply(ask(task), known))
 
 
 def _in_dtype(case: Case, dtype: str) -> Case | None:

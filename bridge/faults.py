@@ -190,19 +190,14 @@ class _OwnOutputs:
 
     def __init__(self, tape: Tape, place: tuple[int, int]) -> None:
         layer, direction = place
-        self.own = tape.strands[layer][direction]
         last = layer + 1 == len(tape.strands)
         forward = tape.y if last else tape.strands[layer + 1][0].inputs
         self.inputs = forward[::-1] if direction else forward
 
     def weight_gradients(self, da_in: Array, da_hid: Array) -> dict[str, Array]:
-        """Sum ``dweight_ih`` with the outputs, the rest as it should be."""
-        grads = self.own.weight_gradients(da_in, da_hid)
-        return grads | {
-            "dweight_ih": np.einsum(
-                "trbi,trbj->rij", da_in, np.broadcast_to(self.inputs, (*da_in.shape[:2], *self.inputs.shape[2:]))
-            )
-        }
+        """Sum ``dweight_ih`` with the outputs; the rest is as it should be."""
+        inputs = np.broadcast_to(self.inputs, (*da_in.shape[:2], *self.inputs.shape[2:]))
+        return {"dweight_ih": np.einsum("trbi,trbj->rij", da_in, inputs)}
 
 
 def _pull(
@@ -245,7 +240,7 @@ def _pull(
         grads["dweight_hh"][:, -da_hid.shape[-1] // 3 :] = strand.cell.candidate_rows(strand.saved, da_hid * scale)
     if foreign is not None:
         theirs = foreign.weight_gradients(da_in * scale, da_hid * scale)
-        grads |= {name: theirs[name] for name in WEIGHTS if theirs[name].shape == grads[name].shape}
+        grads |= {name: theirs[name] for name in WEIGHTS if name in theirs and theirs[name].shape == grads[name].shape}
     grads["dx"] = da_in @ weights.weight_ih
     last = steps - 1 if forward else 0
     grads["dh0"] = _state(earlier_h, how.state, last)

@@ -96,11 +96,12 @@ class Judged:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A backend's judged answer to a task."""
+    """A backend's judged answer to a task, with the truth it was judged by."""
 
     backend: str
     task: Task
     quantities: Mapping[str, Judged]
+    truth: Truth
 
 
 def judge_reply(reply: Reply, truth: Truth) -> dict[str, Judged]:

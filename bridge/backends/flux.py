@@ -421,7 +421,7 @@ def about(variant: str) -> str:
         "array3d": "m(x) on a 3-d array",
     }.get(name.application, name.application)
     gradient = "gradient(m -> ..., m)" if name.api == "explicit" else "gradient(() -> ..., params)"
-    extra = [word for word in (f"state held in {name.holder}" if name.holder else "",) if word]
+    extra = [f"state held in {name.holder}"] if name.holder else []
     if name.reset != "before":
         extra.append("reset! inside the loss" if name.reset == "inside" else "no reset after an earlier call")
     if name.requested == "weights":
