@@ -11,6 +11,9 @@ import numpy as np
 from bridge.arithmetic import Array
 from bridge.case import Case, pack, unpack
 
+SPECIAL = ("accumulate", "training", "malformed")
+"""Fields of :class:`Task` that not every backend understands."""
+
 UNSUPPORTED, CRASHED, TIMED_OUT, UNAVAILABLE = "unsupported", "crashed", "timed out", "unavailable"
 
 
@@ -23,32 +26,52 @@ class Task:
     case : the case.
     seq_len : steps of it to run.
     loss_step : the 0-based output step that alone makes the loss, or None for the case's whole head.
-    accumulate : how many times forward and backward are run, gradients added up (MXNet's ``grad_req='add'``);
-        more than once is only asked of backends that can.
+    accumulate : how many times forward and backward are run, gradients added up (MXNet's ``grad_req='add'``).
+    training : whether the pass is recorded in training mode; without dropout it makes no difference to the truth.
+    malformed : an array that is handed over one longer than it should be, along an axis (``head[0]``), or empty; a
+        backend that then returns values accepted wrong input without a word.
+
+    The last three are only asked of backends that say they understand them; see :class:`bridge.backends.base.Backend`.
     """
 
     case: Case
     seq_len: int
     loss_step: int | None = None
     accumulate: int = 1
+    training: bool = True
+    malformed: str = ""
 
     def to_plain(self) -> dict[str, Any]:
         """Return the task without NumPy objects."""
-        return {
-            "case": self.case.to_plain(),
-            "seq_len": self.seq_len,
-            "loss_step": self.loss_step,
-            "accumulate": self.accumulate,
-        }
+        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return plain | {"case": self.case.to_plain()}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Task:
         """Inverse of :meth:`to_plain`."""
-        return cls(Case.from_plain(plain["case"]), plain["seq_len"], plain["loss_step"], plain["accumulate"])
+        return cls(**(dict(plain) | {"case": Case.from_plain(plain["case"])}))
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        """The fields that a backend must understand to be asked this."""
+        return tuple(name for name in SPECIAL if getattr(self, name) != Task.__dataclass_fields__[name].default)
 
     def heads(self) -> tuple[Array, Array | None, Array | None]:
         """Head gradients, as :meth:`Case.heads` gives them."""
         return self.case.heads(self.seq_len, self.loss_step)
+
+    def inputs(self) -> tuple[dict[str, Array], list[Array | None]]:
+        """Input and states by name, and head gradients, as a framework is handed them: malformed where asked for."""
+        case = self.case
+        given = {"x": case.x[: self.seq_len], "h0": case.h0} | ({} if case.c0 is None else {"c0": case.c0})
+        heads = list(self.heads())
+        if self.malformed:
+            name, axis = self.malformed.rstrip("]").split("[")
+            if name == "head":
+                heads[0] = _longer(self.heads()[0], int(axis))
+            else:
+                given[name] = _longer(given[name], int(axis))
+        return given, heads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +174,10 @@ def first_line(error: BaseException | str) -> str:
     if isinstance(error, BaseException) and not line.startswith(type(error).__name__):
         line = f"{type(error).__name__}: {line}" if line else type(error).__name__
     return line if len(line) <= 300 else line[:297] + "..."
+
+
+def _longer(array: Array, axis: int) -> Array:
+    return np.concatenate([array, np.take(array, [-1], axis)], axis)
 
 
 def _pack(values: Any) -> Any:

@@ -25,7 +25,7 @@ from bridge.diagnosis import Ask, Finding, Investigator
 from bridge.errors import BadInputError
 from bridge.tolerance import SAMPLES, SEED, Truth, truth
 from bridge.verdicts import WRONG, Outcome, judge_reply
-from bridge.workers import WorkerError
+from bridge.workers import Worker, WorkerError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -142,7 +142,10 @@ class Run:
             for seq_len in case.seq_lens
             for step in (None, *(range(seq_len) if loss_steps else ()))
         ]
-        self.sessions = {backend.name: backend.open(timeout, _saying(progress, backend.name)) for backend in backends}
+        workers: dict[str, Worker] = {}
+        self.sessions = {
+            backend.name: backend.open(timeout, _saying(progress, backend.name), workers) for backend in backends
+        }
         self.replies: dict[str, list[Reply]] = {backend.name: [] for backend in backends}
         self.rows: dict[str, dict[str, str]] = {}
         self.infos: dict[str, dict[str, str]] = {}
@@ -226,7 +229,7 @@ class Run:
                     for result in examine(
                         self.sessions[backend.name].ask,
                         prefix(case, max(case.seq_lens)),
-                        accumulates=backend.accumulates,
+                        understands=backend.understands,
                     )
                 ],
             )

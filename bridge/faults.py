@@ -17,7 +17,7 @@ from bridge.answers import Task, blocks
 from bridge.arithmetic import Arithmetic, Array, Exact
 from bridge.case import Case
 from bridge.cells import GRU, Pulled, Stepped
-from bridge.reference import Gradients, Strand, Tape, without_replicas
+from bridge.reference import Gradients, Strand, Tape, accumulated, without_replicas
 from bridge.tolerance import Truth, truth
 from bridge.verdicts import NOT_FINITE, NOT_REPEATABLE, WRONG, Judged
 
@@ -49,6 +49,7 @@ class Plan:
     strands : the (layer, direction) pairs to which ``order`` and ``reach`` apply; None is all.
     counted : a step's share of the parameters' gradients is counted once more for every step that is pulled back
         after it (1), and that total once more (2).
+    doubling : each step adds the parameters' gradient buffer to itself before it adds its own share.
     state : how the initial state's gradient comes about: ``carry``, what flows out at the end; ``first``, what the
         first step gives; ``vector``, that summed over the batch; ``sum``, the sum over all steps; or two of them added.
     vector : the state between the first two steps is one vector for the whole batch, its cotangent summed over it.
@@ -63,6 +64,7 @@ class Plan:
     reach: int | None = None
     strands: tuple[tuple[int, int], ...] | None = None
     counted: int = 0
+    doubling: bool = False
     state: str = "carry"
     vector: bool = False
     cell: Any = None
@@ -158,8 +160,8 @@ def compute(task: Task, how: Plan, tape: Tape | None = None) -> Gradients:
     if tape is None or how.cell is not None:
         tape = Tape(task.case, task.seq_len, Exact(), cell=how.cell)
     with np.errstate(all="ignore"):
-        pulled = tape.pull(*tape.cotangents(head_y, head_hn, head_cn), through=_Faulty(how, tape))
-        result = without_replicas(pulled)
+        pulled = tape.pull(*tape.cotangents(head_y, head_hn, head_cn), through=_Faulty(how, tape, task.accumulate))
+        result = accumulated(without_replicas(pulled), task.accumulate)
         for change in how.after:
             result = change(result)
     return result
@@ -168,8 +170,8 @@ def compute(task: Task, how: Plan, tape: Tape | None = None) -> Gradients:
 class _Faulty:
     """Pulls a strand's cotangents back according to a plan."""
 
-    def __init__(self, how: Plan, tape: Tape) -> None:
-        self.how, self.tape = how, tape
+    def __init__(self, how: Plan, tape: Tape, passes: int) -> None:
+        self.how, self.tape, self.passes = how, tape, passes
 
     def __call__(
         self, place: tuple[int, int], strand: Strand, head: Array, head_h: Array | None, head_c: Array | None
@@ -182,7 +184,7 @@ class _Faulty:
         if place[0] in how.own_outputs:
             foreign = _OwnOutputs(self.tape, place)
         pull = _truncated if how.reach is not None and how.reach > 1 else _pull
-        return pull(strand, head, head_h, head_c, how, foreign)
+        return pull(strand, head, head_h, head_c, how, foreign, passes=self.passes)
 
 
 class _OwnOutputs:
@@ -208,6 +210,7 @@ def _pull(
     how: Plan,
     foreign: Strand | _OwnOutputs | None = None,
     replicas: bool = False,
+    passes: int = 1,
 ) -> dict[str, Array]:
     ar, weights, steps = strand.arithmetic, strand.weights, len(strand.saved)
     forward = how.order != "backward"
@@ -232,7 +235,12 @@ def _pull(
             dh = np.broadcast_to(dh.sum(axis=-2, keepdims=True), dh.shape)
             dc = None if dc is None else np.broadcast_to(dc.sum(axis=-2, keepdims=True), dc.shape)
     order = range(steps) if forward else range(steps - 1, -1, -1)
-    share = {t: steps - place + (how.counted - 1) if how.counted else 1 for place, t in enumerate(order)}
+    share: dict[int, float] = {
+        t: steps - place + (how.counted - 1) if how.counted else 1 for place, t in enumerate(order)
+    }
+    if how.doubling and passes > 1:  # one pass alone adds to an empty buffer; per pass
+        again = sum(2.0 ** (steps * before) for before in range(passes)) / passes
+        share = {t: again * 2.0 ** (steps - 1 - place) for place, t in enumerate(order)}
     scale = np.array([share[t] for t in range(steps)], head.dtype)[:, None, None, None]
     da_in, da_hid = np.stack(inputs), np.stack(hidden)
     grads = strand.weight_gradients(da_in * scale, da_hid * scale)
@@ -266,6 +274,7 @@ def _truncated(
     head_c: Array | None,
     how: Plan,
     foreign: Strand | _OwnOutputs | None = None,
+    passes: int = 1,
 ) -> dict[str, Array]:
     """Give every loss step a replica of its own, so that its cotangent can end on its own, and add them up."""
     steps = len(head)
@@ -277,7 +286,7 @@ def _truncated(
         if spread is not None and state is not None:
             spread[-1] = state[0]
         states.append(spread)
-    grads = _pull(strand, alone, states[0], states[1], how, foreign, replicas=True)
+    grads = _pull(strand, alone, states[0], states[1], how, foreign, replicas=True, passes=passes)
     return {
         name: array.sum(axis=1, keepdims=True) if name == "dx" else array.sum(axis=0, keepdims=True)
         for name, array in grads.items()
@@ -596,6 +605,12 @@ CATALOGUE: dict[str, Kind] = {
         "every block doubled",
         _one("buffer-not-cleared", after=(_mapped(("dx", *WEIGHTS, *BIASES, *STATES), _double),)),
     ),
+    "buffer-added-to-itself": Kind(
+        "each step adds the parameters' gradient buffer to itself before it adds its own share",
+        "",
+        _MAP_RIGHT,
+        _one("buffer-added-to-itself", doubling=True),
+    ),
     "float32-intermediates": Kind(
         "a float64 result carries float32 rounding: something in between is computed in float32",
         "",
@@ -787,7 +802,7 @@ class Matcher:
 
     def _gradients(self, task: Task, faults: tuple[Fault, ...]) -> Gradients | None:
         digest = task.case.digest()
-        key = (digest, task.seq_len, task.loss_step, tuple(map(str, faults)))
+        key = (digest, task.seq_len, task.loss_step, task.accumulate, tuple(map(str, faults)))
         if key not in self.known:
             tape_key = (digest, task.seq_len)
             if tape_key not in self.tapes:

@@ -71,6 +71,20 @@ def without_replicas(found: Mapping[str, Any], index: int = 0) -> Gradients:
     }
 
 
+def accumulated(found: Gradients, times: int) -> Gradients:
+    """Every gradient times ``times``, as after so many passes that add up; the outputs stay."""
+    if times == 1:
+        return found
+    return {
+        name: value
+        if name == "y"
+        else tuple(tuple(times * block for block in blocks) for blocks in value)
+        if isinstance(value, tuple)
+        else times * value
+        for name, value in found.items()
+    }
+
+
 class Tape:
     """The forward pass of a case, kept so that cotangents can be pulled back through it, any number of times.
 

@@ -235,12 +235,12 @@ class Calls:
     ----------
     ask : callable
         Task -> Reply.
-    accumulates : bool
-        Whether the backend knows of :attr:`Task.accumulate`.
+    understands : sequence of str
+        What the backend knows of :data:`bridge.answers.SPECIAL`.
     """
 
-    def __init__(self, ask: Ask, *, accumulates: bool = False) -> None:
-        self.ask, self.accumulates = ask, accumulates
+    def __init__(self, ask: Ask, *, understands: Sequence[str] = ()) -> None:
+        self.ask, self.understands = ask, understands
         self.seen: list[tuple[Task, Reply]] = []
         self.known: dict[Any, Reply] = {}
         self.noises: dict[Any, Values] = {}
@@ -831,7 +831,7 @@ def _call_independence(calls: Calls, case: Case) -> Iterator[Compared]:
 
 
 def _accumulation(calls: Calls, case: Case) -> Iterator[Compared]:
-    if not calls.accumulates:
+    if "accumulate" not in calls.understands:
         raise NotApplicableError("the backend has no way to add gradients up")
     for asked in dict.fromkeys([case.requested, *((name,) for name in case.requested)]):
         single = case.replace(requested=asked)
@@ -956,13 +956,13 @@ RELATIONS = (
 
 
 def examine(
-    ask: Ask, case: Case, relations: Sequence[Relation] = RELATIONS, *, accumulates: bool = False
+    ask: Ask, case: Case, relations: Sequence[Relation] = RELATIONS, *, understands: Sequence[str] = ()
 ) -> list[Result]:
     """Check relations through ``ask`` (Task -> Reply), which need not be a backend of gradbridge.
 
-    ``accumulates`` says whether it knows of :attr:`Task.accumulate`.
+    ``understands`` says what it knows of :data:`bridge.answers.SPECIAL`.
     """
-    calls = Calls(ask, accumulates=accumulates)
+    calls = Calls(ask, understands=understands)
     return [relation.check(calls, case) for relation in relations]
 
 
@@ -1001,7 +1001,7 @@ def check(
     for backend in select(patterns, sources):  # type: ignore[arg-type]
         session = backend.open(timeout)
         try:
-            found = examine(session.ask, case, accumulates=backend.accumulates)
+            found = examine(session.ask, case, understands=backend.understands)
         finally:
             session.stop()
         rows += [(backend.name, result) for result in found]

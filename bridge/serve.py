@@ -60,7 +60,8 @@ def answer(backend: ServedBackend, task: Task, variant: str) -> Reply:
     except UnsupportedError as error:
         return Reply.without_values(task.case.quantities, UNSUPPORTED, str(error))
     except Exception as error:
-        return Reply.without_values(task.case.quantities, CRASHED, first_line(error))
+        verdict = UNSUPPORTED if task.malformed else CRASHED  # wrong input is rightly refused
+        return Reply.without_values(task.case.quantities, verdict, first_line(error))
     answers = {}
     for name, one in first.answers.items():
         other = second.answers[name]

@@ -20,7 +20,7 @@ import numpy as np
 from bridge.answers import Task, blocks
 from bridge.arithmetic import Array, Exact, Noisy
 from bridge.case import Case
-from bridge.reference import Gradients, Tape, without_replicas
+from bridge.reference import Gradients, Tape, accumulated, without_replicas
 
 SAMPLES = 16
 SEED = 0
@@ -112,7 +112,8 @@ def truth(task: Task, dtype: str | None = None) -> Truth:
         else value / math.sqrt(SAMPLES)
         for name, value in total.items()
     }
-    return Truth(task, without_replicas(pulled), sigma, dtype)
+    times = task.accumulate
+    return Truth(task, accumulated(without_replicas(pulled), times), accumulated(sigma, times), dtype)
 
 
 def _add(total: Any, sample: Any, exact: Any) -> Any:

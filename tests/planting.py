@@ -27,10 +27,9 @@ def draw(rng, mode, layers):
     return case.replace(requested=everything)
 
 
-def seen(case, values):
+def seen(task, values):
     """How a backend that returns these values in the case's dtype is seen."""
-    task = Task(case, case.seq_len)
-    known = truth(task)
+    case, known = task.case, truth(task)
     rounded = {name: _rounded(values[name], case.dtype) for name in case.quantities}
     return Seen(known, {name: judge(name, Answer(value), known) for name, value in rounded.items()})
 
@@ -49,7 +48,8 @@ def outcome(rng, kind, mode, layers):
     if not possible:
         return "absent"
     fault = possible[rng.integers(len(possible))]
-    one = seen(case, gradients(Task(case, case.seq_len), [fault]))
+    task = Task(case, case.seq_len, accumulate=2 if kind == "buffer-added-to-itself" else 1)
+    one = seen(task, gradients(task, [fault]))
     if all(judged.verdict == "agrees" for judged in one.quantities.values()):
         return "apart: right"
     matches = Matcher().diagnose([one])
@@ -66,7 +66,7 @@ def unplanted(rng, mode, layers):
     import bridge
 
     case = draw(rng, mode, layers)
-    return Matcher().diagnose([seen(case, bridge.reference.gradients(case, dtype=case.dtype))])
+    return Matcher().diagnose([seen(Task(case, case.seq_len), bridge.reference.gradients(case, dtype=case.dtype))])
 
 
 def at_random(rng, mode, layers):
@@ -77,7 +77,7 @@ def at_random(rng, mode, layers):
     values = dict(bridge.reference.gradients(case))
     name = case.quantities[1:][rng.integers(len(case.quantities) - 1)]
     values[name] = _spoiled(values[name], rng)
-    return Matcher().diagnose([seen(case, values)])
+    return Matcher().diagnose([seen(Task(case, case.seq_len), values)])
 
 
 def _spoiled(value, rng):

@@ -114,14 +114,14 @@ def test_two_faults_at_once_get_both_names():
     case = case.replace(requested=("x", "params", "h0", "c0"), head="ones")
     by_name = {str(fault): fault for fault in variants(case)}
     planted = [by_name["recurrent-term-dropped"], by_name["bias-doubled"]]
-    (match,) = Matcher().diagnose([seen(case, gradients(Task(case, 5), planted))])
+    (match,) = Matcher().diagnose([seen(Task(case, 5), gradients(Task(case, 5), planted))])
     assert set(match.kinds) == {"recurrent-term-dropped", "bias-doubled"}
 
 
 def test_float32_inside_a_float64_result_has_a_name():
     case = random_case(np.random.default_rng(8), mode="gru", dtype="float64", T=6, H=4)
     case = case.replace(requested=("x", "params", "h0"))
-    (match,) = Matcher().diagnose([seen(case, bridge.reference.gradients(case, dtype="float32"))])
+    (match,) = Matcher().diagnose([seen(Task(case, case.seq_len), bridge.reference.gradients(case, dtype="float32"))])
     assert match.fault == "float32-intermediates"
 
 

@@ -58,7 +58,7 @@ def test_every_relation_is_silent_on_the_reference(mode, dtype):
     for layers, bidirectional in ((1, False), (1, True), (2, False), (2, True)):
         rng = np.random.default_rng([32, layers, bidirectional])
         case = random_case(rng, mode=mode, dtype=dtype, layers=layers, bidirectional=bidirectional, T=5)
-        results = examine(ask_right, case, accumulates=True)
+        results = examine(ask_right, case, understands=("accumulate",))
         assert [r for r in results if r.verdict == VIOLATED] == [], case
         held |= {r.relation for r in results if r.verdict == HOLDS}
     assert held == set(NAMES)
@@ -140,7 +140,7 @@ def test_a_planted_violation_is_found_with_its_worst_instance(name, mode):
     (relation,) = [one for one in RELATIONS if one.name == name]
     for seed in range(3):
         case = small(seed, mode=mode, scale=0.5, bidirectional=name == "time reversal")
-        calls = bridge.relations.Calls(PLANTED[name], accumulates=True)
+        calls = bridge.relations.Calls(PLANTED[name], understands=("accumulate",))
         result = relation.check(calls, case)
         assert result.verdict == VIOLATED, result
         if name == "inputs left unmodified":
@@ -210,7 +210,7 @@ def test_refusals_are_not_told_with_their_words():
             return Reply.without_values(task.case.quantities, "unsupported", "not on a Monday")
         return ask_right(task)
 
-    results = by_name(examine(ask, small(), accumulates=True))
+    results = by_name(examine(ask, small(), understands=("accumulate",)))
     assert results["accumulation"].verdict == CANNOT_TELL
     assert "not on a Monday" in results["accumulation"].reason
     assert results["dtype agreement"].verdict == NOT_APPLICABLE
@@ -287,7 +287,8 @@ def test_native_kernel_with_x_alone_depends_on_what_else_is_requested_and_onednn
 def test_native_kernel_adds_parameter_gradients_up_wrongly_and_onednn_rightly(kernels):
     case = small(mode="lstm", requested=("params",), T=2, B=1, H=1, I=1)
     verdicts = {
-        name: by_name(examine(ask, case, accumulates=True))["accumulation"].verdict for name, ask in kernels.items()
+        name: by_name(examine(ask, case, understands=("accumulate",)))["accumulation"].verdict
+        for name, ask in kernels.items()
     }
     assert verdicts == {"native": VIOLATED, "onednn": HOLDS}
 

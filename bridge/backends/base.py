@@ -55,11 +55,19 @@ class Backend(Protocol):
         """Whether it can be asked varied cases at little cost."""
 
     @property
-    def accumulates(self) -> bool:
-        """Whether it knows of :attr:`bridge.answers.Task.accumulate`."""
+    def understands(self) -> tuple[str, ...]:
+        """What it knows of :data:`bridge.answers.SPECIAL`."""
 
-    def open(self, timeout: float | None, says: Callable[[str], None] | None = None) -> Session:
-        """Begin; nothing is started before the session's first use."""
+    def open(
+        self,
+        timeout: float | None,
+        says: Callable[[str], None] | None = None,
+        workers: dict[str, Worker] | None = None,
+    ) -> Session:
+        """Begin; nothing is started before the session's first use.
+
+        ``workers`` holds the processes of a run by group: backends of one group share theirs.
+        """
 
 
 class Absent:
@@ -89,25 +97,66 @@ class LiveBackend:
     name, about : as in :class:`Backend`.
     launch : how its worker process is started.
     unavailable : why it cannot run here, with the command that would bring it; empty where it can.
-    workarounds, varies, accumulates : as in :class:`Backend`.
+    variant : what the worker is told to compute; backends that share a process differ in it.
+    group : as in :class:`Backend`; a process of its own by default.
+    workarounds, varies, understands : as in :class:`Backend`.
     """
 
     name: str
     about: str
     launch: Launch
     unavailable: str = ""
+    variant: str = ""
+    group: str = ""
     source: str = "live"
     workarounds: tuple[Workaround, ...] = ()
     varies: bool = True
-    accumulates: bool = False
+    understands: tuple[str, ...] = ()
 
-    @property
-    def group(self) -> str:
-        """A process of its own."""
-        return self.name
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "group", self.group or self.name)
 
-    def open(self, timeout: float | None, says: Callable[[str], None] | None = None) -> Session:
-        """Begin a worker, or a session that says why there is none."""
+    def open(
+        self,
+        timeout: float | None,
+        says: Callable[[str], None] | None = None,
+        workers: dict[str, Worker] | None = None,
+    ) -> Session:
+        """Begin in the group's worker, or a session that says why there is none."""
         if self.unavailable:
             return Absent(self.unavailable)
-        return Worker(self.launch, timeout or DEFAULT_TIMEOUT, says)
+        return WorkerSession(shared(workers, self.group, self.launch, timeout or DEFAULT_TIMEOUT, says), self.variant)
+
+
+def shared(
+    workers: dict[str, Worker] | None,
+    group: str,
+    launch: Launch,
+    timeout: float,
+    says: Callable[[str], None] | None,
+) -> Worker:
+    """Return a group's worker, made where there is none yet."""
+    if workers is None:
+        workers = {}
+    if group not in workers:
+        workers[group] = Worker(launch, timeout, says)
+    return workers[group]
+
+
+class WorkerSession:
+    """One variant's view of a worker."""
+
+    def __init__(self, worker: Worker, variant: str) -> None:
+        self.worker, self.variant = worker, variant
+
+    def start(self) -> dict[str, str]:
+        """Start the worker if need be."""
+        return self.worker.start()
+
+    def ask(self, task: Task) -> Reply:
+        """Have the worker compute the task in this variant."""
+        return self.worker.ask(task, self.variant)
+
+    def stop(self) -> None:
+        """End the worker."""
+        self.worker.stop()

@@ -24,7 +24,7 @@ import numpy as np
 
 from bridge.answers import CRASHED, Answer, Reply, Task, first_line
 from bridge.arithmetic import Array
-from bridge.backends.base import Session
+from bridge.backends.base import Session, WorkerSession, shared
 from bridge.backends.recorded import Recording
 from bridge.case import Case
 from bridge.errors import BadInputError, UnsupportedError
@@ -336,9 +336,8 @@ class FluxBackend:
 
     line: Line
     variant: str
-    workers: dict[str, Worker]
     source: str = "live"
-    accumulates: bool = False
+    understands: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -370,17 +369,22 @@ class FluxBackend:
         """How the line's worker starts."""
         return self.line.launch
 
-    def open(self, timeout: float | None, says: Callable[[str], None] | None = None) -> Session:
+    def open(
+        self,
+        timeout: float | None,
+        says: Callable[[str], None] | None = None,
+        workers: dict[str, Worker] | None = None,
+    ) -> Session:
         """Begin, in the line's worker."""
-        worker = self.workers.setdefault(self.group, Worker(self.launch, timeout or JIT_TIMEOUT, says))
-        return FluxSession(self, worker)
+        return FluxSession(self, shared(workers, self.group, self.launch, timeout or JIT_TIMEOUT, says))
 
 
-class FluxSession:
+class FluxSession(WorkerSession):
     """One variant's view of its line's worker."""
 
     def __init__(self, backend: FluxBackend, worker: Worker) -> None:
-        self.backend, self.worker = backend, worker
+        super().__init__(worker, backend.variant)
+        self.backend = backend
 
     def start(self) -> dict[str, str]:
         """Start the line's worker if need be; the Flux in it must still be the one it was named after."""
@@ -392,14 +396,6 @@ class FluxSession:
         if fresh:
             remember(self.backend.line, info, time.monotonic() - began)
         return {key: value for key, value in info.items() if key != "variants"}
-
-    def ask(self, task: Task) -> Reply:
-        """Have the worker compute the task in this variant."""
-        return self.worker.ask(task, self.backend.variant)
-
-    def stop(self) -> None:
-        """End the line's worker."""
-        self.worker.stop()
 
 
 def about(variant: str) -> str:
@@ -447,8 +443,7 @@ def workarounds(variant: str) -> tuple[Workaround, ...]:
 
 def live_backends(lines: Iterable[Line]) -> list[FluxBackend]:
     """Every variant of every line that is known by version."""
-    workers: dict[str, Worker] = {}
-    return [FluxBackend(line, variant, workers) for line in lines if line.version for variant in line.variants]
+    return [FluxBackend(line, variant) for line in lines if line.version for variant in line.variants]
 
 
 def recorded_variants(recordings: Iterable[Recording], version: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ order is the canonical one, so the conversion is packing alone.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 import re
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.answers import Answer, Reply, Task
+from bridge.answers import SPECIAL, Answer, Reply, Task
 from bridge.arithmetic import Array
 from bridge.backends.base import LiveBackend
 from bridge.case import GATES, PARAM_NAMES, Case, Weights
@@ -40,7 +41,6 @@ _WAYS = {
     "gluon": "the gluon layer, parameters' grad_req 'null' unless requested",
     "unrolled": "gluon cells unrolled step by step, no RNN operator",
 }
-Heads = tuple[Array, "Array | None", "Array | None"]
 _REFUSAL = re.compile(r"not (?:yet )?(?:be )?(?:supported|implemented|available)|unsupported|only supports?\b", re.I)
 
 
@@ -56,19 +56,18 @@ def backends() -> list[LiveBackend]:
     found = []
     for variant in VARIANTS:
         way, _, kernel = variant.partition("-")
-        switch = {_switch(version): "1" if kernel == "onednn" else "0"} if kernel else {}
+        switched = kernel or "onednn"  # gluon cells do without the RNN operator; they go where there is less to do
+        switch = {_switch(version): "1" if switched == "onednn" else "0"}
         found.append(
             LiveBackend(
                 name=f"mxnet-{version}/{variant}",
                 about=_WAYS[way] + (f", {'oneDNN' if kernel == 'onednn' else 'native'} kernel" if kernel else ""),
-                launch=Launch(
-                    "bridge.backends.mxnet",
-                    {"variant": variant},
-                    {**switch, "MXNET_CPU_WORKER_NTHREADS": "1"},
-                ),
+                launch=Launch("bridge.backends.mxnet", {}, {**switch, "MXNET_CPU_WORKER_NTHREADS": "1"}),
                 unavailable=missing,
+                variant=variant,
+                group=f"mxnet-{version}, {switched} kernel",
                 workarounds=_workarounds(way, kernel),
-                accumulates=True,
+                understands=SPECIAL,
             )
         )
     return found
@@ -215,21 +214,20 @@ def _numpy(array: Any) -> Array:
 # -- the worker's side -------------------------------------------------------------------------------------------
 
 
-def open_backend(variant: str) -> MXNet:
-    """Import MXNet in this process and make the variant ready."""
-    return MXNet(variant)
+def open_backend() -> MXNet:
+    """Import MXNet in this process."""
+    return MXNet()
 
 
 class MXNet:
-    """One variant, in a worker whose environment already holds MXNet's switch."""
+    """The variants that one value of MXNet's switch serves; the worker's environment already holds it."""
 
-    def __init__(self, variant: str) -> None:
+    def __init__(self) -> None:
         _numpy_of_its_day()
         import mxnet
 
         self.mx = mxnet
         self.poison = 12345.678
-        self.way, _, self.kernel = variant.partition("-")
         features = mxnet.runtime.Features()
         self.onednn = any(name in features and features.is_enabled(name) for name in ("ONEDNN", "MKLDNN"))
         self.info = {
@@ -239,12 +237,12 @@ class MXNet:
             "numpy": np.__version__,
             "onednn": "yes" if self.onednn else "no",
         }
-        self.run_way: Callable[..., Reply] = {
-            "fused": self._operator,
-            "cached": self._operator,
+        self.ways: dict[str, Callable[[Task], Reply]] = {
+            "fused": functools.partial(self._operator, cached=False),
+            "cached": functools.partial(self._operator, cached=True),
             "gluon": self._gluon,
             "unrolled": self._unrolled,
-        }[self.way]
+        }
 
     def disturb(self) -> None:
         """Leave values in the pooled memory that a kernel would show if it read before writing."""
@@ -258,17 +256,15 @@ class MXNet:
     def run(self, task: Task, variant: str) -> Reply:
         """Compute what the case requests, with exactly that attached."""
         case = task.case
-        if self.way != "unrolled" and case.mode == "rnn_identity":
+        way, _, kernel = variant.partition("-")
+        if way != "unrolled" and case.mode == "rnn_identity":
             raise UnsupportedError("MXNet's RNN operator has no identity activation")
-        if self.kernel == "onednn" and case.dtype == "float64":
+        if kernel == "onednn" and case.dtype == "float64":
             raise UnsupportedError("oneDNN serves float32 only; MXNet would run its native kernel instead")
-        if self.kernel == "onednn" and not self.onednn:
+        if kernel == "onednn" and not self.onednn:
             raise UnsupportedError("this MXNet is built without oneDNN; it would run its native kernel instead")
-        given = {"x": case.x[: task.seq_len], "h0": case.h0}
-        if case.c0 is not None:
-            given["c0"] = case.c0
         try:
-            return self.run_way(case, given, task.heads(), task.accumulate)
+            return self.ways[way](task)
         except self.mx.base.MXNetError as error:
             words = next((line.strip() for line in str(error).splitlines() if _REFUSAL.search(line)), None)
             if words is None:
@@ -290,14 +286,27 @@ class MXNet:
         )
         return Reply(answers, notes)
 
+    def _passes(self, task: Task, xp: Any, heads: Sequence[Array | None], call: Callable[[], list[Any]]) -> list[Any]:
+        """Run forward and backward as often as asked, and return the last outputs."""
+        autograd, dtype = self.mx.autograd, task.case.dtype
+        outputs: list[Any] = []
+        for _ in range(task.accumulate):
+            with autograd.record(train_mode=task.training):
+                outputs = call()
+            given = [(output, head) for output, head in zip(outputs, heads, strict=False) if head is not None]
+            cotangents = [xp.array(head, dtype=dtype) for _, head in given]
+            autograd.backward([output for output, _ in given], cotangents, train_mode=task.training)
+        return outputs
+
     # -- the RNN operator ----------------------------------------------------------------------------------------
 
-    def _operator(self, case: Case, given: dict[str, Array], heads: Heads, times: int) -> Reply:
-        nd, autograd = self.mx.nd, self.mx.autograd
-        given = {"x": given["x"], "params": flatten(case.params), **{k: v for k, v in given.items() if k != "x"}}
+    def _operator(self, task: Task, cached: bool) -> Reply:
+        nd, case = self.mx.nd, task.case
+        given, heads = task.inputs()
+        given = {"x": given.pop("x"), "params": flatten(case.params), **given}
         arrays = {name: nd.array(value, dtype=case.dtype) for name, value in given.items()}
         for name in case.requested:
-            arrays[name].attach_grad(_request(times))
+            arrays[name].attach_grad(_request(task))
         options = {
             "mode": case.mode,
             "state_size": case.hidden_size,
@@ -305,7 +314,7 @@ class MXNet:
             "bidirectional": case.bidirectional,
             "state_outputs": True,
         }
-        if self.way == "cached":
+        if cached:
             symbols = [self.mx.sym.var(name) for name in arrays]
             call = self.mx.nd.CachedOp(self.mx.sym.RNN(*symbols, **options))
         else:
@@ -313,10 +322,7 @@ class MXNet:
             def call(*inputs: Any) -> Any:
                 return nd.RNN(*inputs, **options)
 
-        for _ in range(times):
-            with autograd.record():
-                outputs = call(*arrays.values())
-            _backward(autograd, outputs, [None if head is None else nd.array(head, dtype=case.dtype) for head in heads])
+        outputs = self._passes(task, nd, heads, lambda: call(*arrays.values()))
         grads = {f"d{name}": array.grad for name, array in arrays.items() if name in case.requested}
         if "params" in case.requested:
             grads |= _by_name(unflatten(grads.pop("dparams").asnumpy(), case.params))
@@ -324,8 +330,9 @@ class MXNet:
 
     # -- the gluon layer -----------------------------------------------------------------------------------------
 
-    def _gluon(self, case: Case, given: dict[str, Array], heads: Heads, times: int) -> Reply:
-        mx, xp = self.mx, self._frontend()
+    def _gluon(self, task: Task) -> Reply:
+        mx, xp, case = self.mx, self._frontend(), task.case
+        given, heads = task.inputs()
         kind = {"lstm": "LSTM", "gru": "GRU"}.get(case.mode, "RNN")
         activation = {"activation": case.mode.removeprefix("rnn_")} if kind == "RNN" else {}
         layer = getattr(mx.gluon.rnn, kind)(
@@ -350,14 +357,16 @@ class MXNet:
                 for way, weights in zip("lr", directions, strict=False)
                 for name, array in zip(_GLUON_NAMES, weights, strict=True)
             }
-        self._load(parameters, case, times)
+        self._load(parameters, task)
         for name in case.requested:
             if name != "params":
-                arrays[name].attach_grad(_request(times))
-        for _ in range(times):
-            with mx.autograd.record():
-                y, states = layer(arrays["x"], [arrays[name] for name in ("h0", "c0") if name in arrays])
-            _backward(mx.autograd, [y, *states], [None if h is None else xp.array(h, dtype=case.dtype) for h in heads])
+                arrays[name].attach_grad(_request(task))
+
+        def call() -> list[Any]:
+            y, states = layer(arrays["x"], [arrays[name] for name in ("h0", "c0") if name in arrays])
+            return [y, *states]
+
+        y = self._passes(task, xp, heads, call)[0]
         grads = {f"d{name}": arrays[name].grad for name in case.requested if name != "params"}
         if "params" in case.requested:
             if flat:
@@ -374,10 +383,10 @@ class MXNet:
                 )
         return self._reply(case, y, grads, arrays, given)
 
-    def _load(self, parameters: Mapping[str, tuple[Any, Array]], case: Case, times: int) -> None:
+    def _load(self, parameters: Mapping[str, tuple[Any, Array]], task: Task) -> None:
         for parameter, value in parameters.values():
-            parameter.grad_req = _request(times) if "params" in case.requested else "null"
-            parameter.set_data(self._frontend().array(value, dtype=case.dtype))
+            parameter.grad_req = _request(task) if "params" in task.case.requested else "null"
+            parameter.set_data(self._frontend().array(value, dtype=task.case.dtype))
 
     def _frontend(self) -> Any:
         """The array module that gluon works with: ``mx.np`` from 2.0, ``mx.nd`` before."""
@@ -385,17 +394,15 @@ class MXNet:
 
     # -- gluon cells ---------------------------------------------------------------------------------------------
 
-    def _unrolled(self, case: Case, given: dict[str, Array], heads: Heads, times: int) -> Reply:
-        mx, xp = self.mx, self._frontend()
+    def _unrolled(self, task: Task) -> Reply:
+        xp, case = self._frontend(), task.case
+        given, heads = task.inputs()
         arrays = {name: xp.array(value, dtype=case.dtype) for name, value in given.items()}
-        cells = [[self._cell(case, weights, times) for weights in directions] for directions in case.params]
+        cells = [[self._cell(task, weights) for weights in directions] for directions in case.params]
         for name in case.requested:
             if name != "params":
-                arrays[name].attach_grad(_request(times))
-        for _ in range(times):
-            with mx.autograd.record():
-                outputs = self._unroll(cells, arrays, len(given["x"]))
-            _backward(mx.autograd, outputs, [None if h is None else xp.array(h, dtype=case.dtype) for h in heads])
+                arrays[name].attach_grad(_request(task))
+        outputs = self._passes(task, xp, heads, lambda: self._unroll(cells, arrays, len(given["x"])))
         grads = {f"d{name}": arrays[name].grad for name in case.requested if name != "params"}
         if "params" in case.requested:
             grads |= _by_name(
@@ -424,8 +431,8 @@ class MXNet:
         per_cell = 2 if "c0" in arrays else 1
         return [below, *(stack(finals[kind::per_cell]) for kind in range(per_cell))]
 
-    def _cell(self, case: Case, weights: Weights, times: int) -> Any:
-        rnn = self.mx.gluon.rnn
+    def _cell(self, task: Task, weights: Weights) -> Any:
+        rnn, case = self.mx.gluon.rnn, task.case
         size, inputs = case.hidden_size, weights.weight_ih.shape[1]
         if case.mode == "lstm":
             cell = rnn.LSTMCell(size, input_size=inputs)
@@ -437,26 +444,20 @@ class MXNet:
         cell.cast(case.dtype)
         cell.initialize()
         named = {name: (getattr(cell, name), array) for name, array in zip(_GLUON_NAMES, weights, strict=True)}
-        self._load(named, case, times)
+        self._load(named, task)
         return cell
 
 
 _GLUON_NAMES = ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias")
 
 
-def _request(times: int) -> str:
+def _request(task: Task) -> str:
     """MXNet's ``grad_req`` for a backward pass that is run so many times."""
-    return "add" if times > 1 else "write"
+    return "add" if task.accumulate > 1 else "write"
 
 
 def _identity(inputs: Any) -> Any:
     return inputs
-
-
-def _backward(autograd: Any, outputs: Sequence[Any], heads: Sequence[Any]) -> None:
-    """Feed head gradients to the outputs that have one."""
-    given = [(output, head) for output, head in zip(outputs, heads, strict=False) if head is not None]
-    autograd.backward([output for output, _ in given], [head for _, head in given])
 
 
 def _installed(name: str) -> bool:

@@ -23,6 +23,7 @@ from bridge.backends.base import Session
 from bridge.case import Case, atomic
 from bridge.errors import BadInputError
 from bridge.options import Workaround
+from bridge.workers import Worker
 
 FORMAT = 1
 SHIPPED = Path(__file__).resolve().parent.parent / "recordings"
@@ -140,7 +141,7 @@ class RecordedBackend:
     workarounds: tuple[Workaround, ...] = ()
     source: str = "recorded"
     varies: bool = False
-    accumulates: bool = False
+    understands: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -158,7 +159,12 @@ class RecordedBackend:
             return None
         return RecordedSession(dataclasses.replace(self, variant=variant)).ask
 
-    def open(self, timeout: float | None, says: Callable[[str], None] | None = None) -> Session:
+    def open(
+        self,
+        timeout: float | None,
+        says: Callable[[str], None] | None = None,
+        workers: dict[str, Worker] | None = None,
+    ) -> Session:
         """Begin reading."""
         return RecordedSession(self)
 

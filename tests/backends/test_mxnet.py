@@ -10,7 +10,9 @@ from bridge.answers import Task
 from bridge.backends import mxnet
 from bridge.backends.registry import select
 from bridge.case import MODES
-from bridge.workers import Worker
+from bridge.faults import Matcher, Seen
+from bridge.tolerance import truth
+from bridge.verdicts import judge_reply
 
 NATIVE = [
     [0.14385478, 0.05408207],
@@ -33,13 +35,11 @@ def workers():
     require_mxnet()
     running = {}
 
-    def worker(variant):
-        if variant not in running:
-            (backend,) = select([f"mxnet-*/{variant}"])
-            running[variant] = Worker(backend.launch, 60)
-        return running[variant]
+    def session(variant):
+        (backend,) = select([f"mxnet-*/{variant}"])
+        return backend.open(60, workers=running)
 
-    yield worker
+    yield session
     for one in running.values():
         one.stop()
 
@@ -190,3 +190,35 @@ def test_from_gluon_takes_the_weights_of_a_live_layer(run_python):
         assert float(error) < 1e-6
     assert [line.split()[0] for line in lines[3:]] == ["dense", "raw", "size", "dropout", "flat"]
     assert all("expected" in line and "found" in line for line in lines[3:])
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("mode", ["rnn_tanh", "rnn_relu", "lstm", "gru"])
+def test_native_kernel_adds_its_parameter_gradients_to_themselves_when_they_accumulate(workers, mode):
+    case = random_case(np.random.default_rng(5), mode=mode, layers=1, T=4, H=3, dtype="float32", requested=("params",))
+    task = Task(case, 4, accumulate=2)
+    known = truth(task)
+    seen = Seen(known, judge_reply(workers("fused-native").ask(task), known))
+    (match,) = Matcher().diagnose([seen], "mxnet")
+    assert match.fault == "buffer-added-to-itself"
+    right = Seen(known, judge_reply(workers("unrolled").ask(task), known))
+    assert not Matcher().diagnose([right])
+
+
+@pytest.mark.live
+def test_wrong_shapes_are_refused_but_for_head_gradients(workers):
+    case = random_case(np.random.default_rng(6), mode="rnn_tanh", layers=1, T=3, B=2, dtype="float32")
+    for malformed in ("h0[0]", "h0[1]", "h0[2]", "x[1]", "x[2]"):
+        answers = workers("fused-onednn").ask(Task(case, 3, malformed=malformed)).answers
+        assert {answer.verdict for answer in answers.values()} == {"unsupported"}, malformed
+    for malformed in ("head[0]", "head[1]", "head[2]"):
+        assert workers("fused-onednn").ask(Task(case, 3, malformed=malformed)).answers["y"].values is not None
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("variant", ["fused-native", "gluon-onednn", "unrolled"])
+def test_prediction_mode_gives_the_same_gradients(workers, variant):
+    case = random_case(np.random.default_rng(7), mode="gru", layers=1, dtype="float32", requested=("x", "params", "h0"))
+    task = Task(case, case.seq_len, training=False)
+    known = truth(task)
+    assert {judged.verdict for judged in judge_reply(workers(variant).ask(task), known).values()} == {"agrees"}
