@@ -18,7 +18,7 @@ from bridge.arithmetic import Arithmetic, Array, Exact
 from bridge.case import Case
 from bridge.cells import GRU, Pulled, Stepped
 from bridge.reference import Gradients, Strand, Tape, accumulated, without_replicas
-from bridge.tolerance import Truth, truth
+from bridge.tolerance import Truth, swamped, truth
 from bridge.verdicts import NOT_FINITE, NOT_REPEATABLE, WRONG, Judged
 
 UNEXPLAINED = "unexplained"
@@ -27,6 +27,12 @@ BIASES = ("dbias_ih", "dbias_hh")
 STATES = ("dh0", "dc0")
 MAX_TRUNCATION = 50
 """Longest sequence for which truncations are tried; each needs one adjoint pass per loss step."""
+
+SLACK = 4.0
+"""Tolerances by which a fault's own rounding may exceed the right gradient's."""
+
+QUICK_STEPS = 8
+"""Longest sequence for which a quick diagnosis tries them."""
 
 Change = Callable[[Gradients], Gradients]
 """A change of finished gradients."""
@@ -45,8 +51,10 @@ class Plan:
     ----------
     order : ``backward``; ``forward``, the adjoint recursion run from the first step to the last; ``absorbed``, the
         same with the first step's state cotangent kept by the initial state's slot instead of flowing on.
-    reach : steps that a cotangent flows before it is dropped; 1 drops the recurrent term, None lets it flow.
-    strands : the (layer, direction) pairs to which ``order`` and ``reach`` apply; None is all.
+    recurrent : whether the product of a step's cotangent with ``weight_hh`` reaches the step before, or the initial
+        state; the GRU's direct path ``z * h`` and the LSTM's cell state flow anyhow.
+    reach : steps that a cotangent flows before it is dropped, None lets it flow; the initial state gets its share.
+    strands : the (layer, direction) pairs to which ``order``, ``recurrent`` and ``reach`` apply; None is all.
     counted : a step's share of the parameters' gradients is counted once more for every step that is pulled back
         after it (1), and that total once more (2).
     doubling : each step adds the parameters' gradient buffer to itself before it adds its own share.
@@ -61,6 +69,7 @@ class Plan:
     """
 
     order: str = "backward"
+    recurrent: bool = True
     reach: int | None = None
     strands: tuple[tuple[int, int], ...] | None = None
     counted: int = 0
@@ -149,11 +158,11 @@ def gradients(task: Task, faults: Sequence[Fault]) -> Gradients | None:
     dict like that of :func:`bridge.reference.gradients`, float64.
     """
     merged = plan(faults)
-    return None if merged is None else compute(task, merged)
+    return None if merged is None else changed(compute(task, merged), merged)
 
 
 def compute(task: Task, how: Plan, tape: Tape | None = None) -> Gradients:
-    """Run the adjoint according to a plan."""
+    """Run the adjoint according to a plan, up to the changes of finished gradients."""
     head_y, head_hn, head_cn = task.heads()
     if how.last_head:
         head_y = np.where(np.arange(len(head_y))[:, None, None] == len(head_y) - 1, head_y, 0)
@@ -161,10 +170,15 @@ def compute(task: Task, how: Plan, tape: Tape | None = None) -> Gradients:
         tape = Tape(task.case, task.seq_len, Exact(), cell=how.cell)
     with np.errstate(all="ignore"):
         pulled = tape.pull(*tape.cotangents(head_y, head_hn, head_cn), through=_Faulty(how, tape, task.accumulate))
-        result = accumulated(without_replicas(pulled), task.accumulate)
+    return accumulated(without_replicas(pulled), task.accumulate)
+
+
+def changed(found: Gradients, how: Plan) -> Gradients:
+    """Apply a plan's changes of finished gradients."""
+    with np.errstate(all="ignore"):
         for change in how.after:
-            result = change(result)
-    return result
+            found = change(found)
+    return found
 
 
 class _Faulty:
@@ -178,13 +192,13 @@ class _Faulty:
     ) -> dict[str, Array]:
         how = self.how
         if how.strands is not None and place not in how.strands:
-            how = dataclasses.replace(how, order="backward", reach=None, state="carry", vector=False)
+            how = dataclasses.replace(how, order="backward", recurrent=True, reach=None, state="carry", vector=False)
         other = dict(how.foreign).get(place)
         foreign: Strand | _OwnOutputs | None = None if other is None else self.tape.strands[other[0]][other[1]]
         if place[0] in how.own_outputs:
             foreign = _OwnOutputs(self.tape, place)
         pull = _truncated if how.reach is not None and how.reach > 1 else _pull
-        return pull(strand, head, head_h, head_c, how, foreign, passes=self.passes)
+        return pull(strand, head, head_h, head_c, how, foreign, passes=self.passes, reverse=place[1] == 1)
 
 
 class _OwnOutputs:
@@ -211,6 +225,7 @@ def _pull(
     foreign: Strand | _OwnOutputs | None = None,
     replicas: bool = False,
     passes: int = 1,
+    reverse: bool = False,
 ) -> dict[str, Array]:
     ar, weights, steps = strand.arithmetic, strand.weights, len(strand.saved)
     forward = how.order != "backward"
@@ -223,7 +238,9 @@ def _pull(
     for t in range(steps) if forward else reversed(range(steps)):
         pulled = strand.cell.adjoint(head[t] + dh, dc, strand.saved[t], ar)
         inputs[t], hidden[t] = pulled.inputs, pulled.hidden
-        dh = pulled.hidden @ weights.weight_hh + (0 if pulled.h is None else pulled.h)
+        dh = zero if pulled.h is None else pulled.h
+        if how.recurrent:
+            dh = pulled.hidden @ weights.weight_hh + dh
         dc = pulled.c
         earlier_h[t], earlier_c[t] = dh, dc
         if how.reach == 1 or (how.order == "absorbed" and t == 0):
@@ -235,15 +252,15 @@ def _pull(
             dh = np.broadcast_to(dh.sum(axis=-2, keepdims=True), dh.shape)
             dc = None if dc is None else np.broadcast_to(dc.sum(axis=-2, keepdims=True), dc.shape)
     order = range(steps) if forward else range(steps - 1, -1, -1)
-    share: dict[int, float] = {
-        t: steps - place + (how.counted - 1) if how.counted else 1 for place, t in enumerate(order)
-    }
-    if how.doubling and passes > 1:  # one pass alone adds to an empty buffer; per pass
-        again = sum(2.0 ** (steps * before) for before in range(passes)) / passes
-        share = {t: again * 2.0 ** (steps - 1 - place) for place, t in enumerate(order)}
+    share = {t: steps - place + (how.counted - 1) if how.counted else 1 for place, t in enumerate(order)}
     scale = np.array([share[t] for t in range(steps)], head.dtype)[:, None, None, None]
     da_in, da_hid = np.stack(inputs), np.stack(hidden)
+    if how.doubling and passes > 1:
+        scale = _doubled(steps, passes)
     grads = strand.weight_gradients(da_in * scale, da_hid * scale)
+    if how.doubling and reverse:  # the biases' shares are added in the sequence's own order of time
+        mirrored = strand.weight_gradients(da_in * scale[::-1], da_hid * scale[::-1])
+        grads |= {name: mirrored[name] for name in BIASES}
     if isinstance(strand.cell, _ResetBefore):
         grads["dweight_hh"][:, -da_hid.shape[-1] // 3 :] = strand.cell.candidate_rows(strand.saved, da_hid * scale)
     if foreign is not None:
@@ -255,6 +272,13 @@ def _pull(
     if earlier_c[0] is not None:
         grads["dc0"] = _state([array for array in earlier_c if array is not None], how.state, last)
     return grads
+
+
+def _doubled(steps: int, passes: int) -> Array:
+    """Each step's weight where the buffer doubles at every step, last step first, per pass; (T, 1, 1, 1)."""
+    again = sum(2.0 ** (steps * earlier) for earlier in range(passes)) / passes
+    weights: Array = again * 2.0 ** np.arange(steps)[:, None, None, None]
+    return weights
 
 
 def _state(earlier: list[Array], how: str, last: int) -> Array:
@@ -274,7 +298,7 @@ def _truncated(
     head_c: Array | None,
     how: Plan,
     foreign: Strand | _OwnOutputs | None = None,
-    passes: int = 1,
+    **also: Any,
 ) -> dict[str, Array]:
     """Give every loss step a replica of its own, so that its cotangent can end on its own, and add them up."""
     steps = len(head)
@@ -286,7 +310,7 @@ def _truncated(
         if spread is not None and state is not None:
             spread[-1] = state[0]
         states.append(spread)
-    grads = _pull(strand, alone, states[0], states[1], how, foreign, replicas=True, passes=passes)
+    grads = _pull(strand, alone, states[0], states[1], how, foreign, replicas=True, **also)
     return {
         name: array.sum(axis=1, keepdims=True) if name == "dx" else array.sum(axis=0, keepdims=True)
         for name, array in grads.items()
@@ -383,19 +407,20 @@ def _place(place: tuple[int, int], case: Case) -> str:
 
 
 def _dropped(case: Case) -> Iterator[Fault]:
-    yield Fault("recurrent-term-dropped", "", (("reach", 1),))
     places = _places(case)
+    some: list[tuple[str, tuple[tuple[int, int], ...]]] = []
     if len(places) > 1:
-        for place in places:
-            yield Fault("recurrent-term-dropped", f"in {_place(place, case)}", (("reach", 1), ("strands", (place,))))
+        some += [(f"in {_place(place, case)}", (place,)) for place in places]
     if case.layers > 1 and case.bidirectional:
         for layer in range(case.layers):
-            chosen = tuple(place for place in places if place[0] == layer)
-            yield Fault("recurrent-term-dropped", f"in layer {layer}", (("reach", 1), ("strands", chosen)))
+            some.append((f"in layer {layer}", tuple(place for place in places if place[0] == layer)))
         for direction in (0, 1):
             chosen = tuple(place for place in places if place[1] == direction)
-            word = ("forward", "reverse")[direction]
-            yield Fault("recurrent-term-dropped", f"in the {word} direction", (("reach", 1), ("strands", chosen)))
+            some.append((f"in the {('forward', 'reverse')[direction]} direction", chosen))
+    for change, but in ((("recurrent", False), ""), (("reach", 1), "but for the initial state")):
+        yield Fault("recurrent-term-dropped", but, (change,))
+        for where, chosen in some:
+            yield Fault("recurrent-term-dropped", " ".join(filter(None, [where, but])), (change, ("strands", chosen)))
 
 
 def _truncations(case: Case) -> Iterator[Fault]:
@@ -626,6 +651,9 @@ CATALOGUE: dict[str, Kind] = {
 }
 """Every kind of fault, simplest first; a match prefers the earlier."""
 
+FLOAT32 = Fault("float32-intermediates", "", ())
+"""Changes no gradient but for the rounding in it, which a match allows for."""
+
 _FLOWS = (
     "recurrent-term-dropped", "forward-order", "forward-order-absorbed", "forward-order-absorbed-and-reset",
     "forward-order-vector-state", "counted-repeatedly", "counted-repeatedly-and-once-more", "last-head-only",
@@ -692,8 +720,10 @@ class Seen:
 class _Search:
     """A search for the fault behind one backend's wrong quantities, which remembers what came closest."""
 
-    def __init__(self, matcher: Matcher, seen: Sequence[Seen], wrong: tuple[str, ...], framework: str) -> None:
-        self.matcher, self.seen, self.wrong, self.framework = matcher, seen, wrong, framework
+    def __init__(
+        self, matcher: Matcher, seen: Sequence[Seen], wrong: tuple[str, ...], framework: str, first: bool
+    ) -> None:
+        self.matcher, self.seen, self.wrong, self.framework, self.first = matcher, seen, wrong, framework, first
         self.best: tuple[float, tuple[Fault, ...]] = (float("inf"), ())
 
     def among(self, candidates: Iterable[tuple[Fault, ...]]) -> Match | None:
@@ -701,15 +731,19 @@ class _Search:
         matching: list[tuple[tuple[Fault, ...], float]] = []
         for faults in candidates:
             excess, residual = self.matcher.compare(self.seen, faults, self.wrong)
-            if excess <= 1:
+            if excess <= SLACK:
                 matching.append((faults, residual))
+                if self.first:
+                    break
             elif excess < self.best[0]:
                 self.best = (excess, faults)
         if not matching:
             return None
         matching.sort(key=lambda pair: not _known_in(self.framework, pair[0]))
         first, residual = matching[0]
-        return Match(self.wrong, first, residual, tuple(" + ".join(map(str, faults)) for faults, _ in matching[1:]))
+        kinds = [fault.name for fault in first]
+        others = [faults for faults, _ in matching[1:] if [fault.name for fault in faults] != kinds]
+        return Match(self.wrong, first, residual, tuple(" + ".join(map(str, faults)) for faults in others))
 
     def nothing(self) -> Match:
         """Return that nothing matched, with what came closest and how far off it is."""
@@ -725,13 +759,14 @@ class Matcher:
 
     def __init__(self) -> None:
         self.tapes: dict[tuple[str, int], Tape] = {}
-        self.known: dict[tuple[Any, ...], Gradients | None] = {}
+        self.known: dict[tuple[Any, ...], Gradients] = {}
         self.faults: dict[str, list[Fault]] = {}
 
-    def diagnose(self, seen: Sequence[Seen], framework: str = "") -> list[Match]:
+    def diagnose(self, seen: Sequence[Seen], framework: str = "", quick: bool = False) -> list[Match]:
         """Explain a backend's disagreements on one case, over all tasks at once.
 
-        Where several faults match alike, the one that is known in ``framework`` comes first.
+        Where several faults match alike, the one that is known in ``framework`` comes first. ``quick`` is for many
+        cases: single faults alone, without truncations of long sequences, and the first that matches.
 
         Every value the backend gave must be reproduced within tolerance, the right ones too. Quantities for which it
         returned ``nothing``, or that were not repeatable, are explained apart.
@@ -749,22 +784,36 @@ class Matcher:
             found.append(_unsteady(seen, unsteady))
         rest = tuple(name for name in wrong if name not in nothing and name not in unsteady)
         if rest:
-            found.append(self._explain(seen, rest, framework))
+            found.append(self._explain(seen, rest, framework, quick))
         return found
 
-    def _explain(self, seen: Sequence[Seen], wrong: tuple[str, ...], framework: str) -> Match:
+    def _explain(self, seen: Sequence[Seen], wrong: tuple[str, ...], framework: str, quick: bool) -> Match:
         case = seen[0].task.case
-        search = _Search(self, seen, wrong, framework)
-        if found := search.among(self._singles(case)):
+        search = _Search(self, seen, wrong, framework, quick)
+        if found := search.among(self._quick_singles(case, framework) if quick else self._singles(case)):
             return found
-        if case.dtype == "float64" and (residual := _float32(seen)) is not None:
-            return Match(wrong, (), residual, name="float32-intermediates")
+        if case.dtype == "float64" and (found := self._in_float32(seen, wrong, framework)):
+            return found
+        if quick:
+            return Match(wrong, (), float("nan"))
         found = search.among(self._flow_pairs(case)) or search.among(self._other_pairs(case))
         return found or search.nothing()
+
+    def _in_float32(self, seen: Sequence[Seen], wrong: tuple[str, ...], framework: str) -> Match | None:
+        """Explain by float32 rounding, alone or beside another fault, where it does not swallow the values."""
+        coarse = [_coarse(one) for one in seen]
+        if any(_swallowed(one, wrong) for one in coarse):
+            return None
+        candidates = ((FLOAT32,), *((*one, FLOAT32) for one in self._quick_singles(seen[0].task.case, framework)))
+        return _Search(self, coarse, wrong, framework, first=True).among(candidates)
 
     def _singles(self, case: Case) -> Iterator[tuple[Fault, ...]]:
         for fault in self._variants(case):
             yield (fault,)
+
+    def _quick_singles(self, case: Case, framework: str) -> Iterator[tuple[Fault, ...]]:
+        tried = [fault for fault in self._variants(case) if fault.name != "truncated" or case.seq_len <= QUICK_STEPS]
+        yield from sorted(((fault,) for fault in tried), key=lambda one: not _known_in(framework, one))
 
     def _flow_pairs(self, case: Case) -> Iterator[tuple[Fault, ...]]:
         yield from itertools.combinations([fault for fault in self._variants(case) if fault.name in _FLOWS], 2)
@@ -796,20 +845,23 @@ class Matcher:
                     continue
                 deviation, absolute = _deviation(judged, found[name], float(np.finfo(one.truth.dtype).eps))
                 excess, residual = max(excess, deviation), max(residual, absolute if name in wrong else 0.0)
-                if excess > 1 and not through:
+                if excess > SLACK and not through:
                     return excess, residual
         return excess, residual
 
     def _gradients(self, task: Task, faults: tuple[Fault, ...]) -> Gradients | None:
         digest = task.case.digest()
-        key = (digest, task.seq_len, task.loss_step, task.accumulate, tuple(map(str, faults)))
+        merged = plan(faults)
+        if merged is None:
+            return None
+        passes = tuple(str(fault) for fault in faults if any(name != "after" for name, _ in fault.changes))
+        key = (digest, task.seq_len, task.loss_step, task.accumulate, passes)
         if key not in self.known:
             tape_key = (digest, task.seq_len)
             if tape_key not in self.tapes:
                 self.tapes[tape_key] = Tape(task.case, task.seq_len, Exact())
-            merged = plan(faults)
-            self.known[key] = None if merged is None else compute(task, merged, self.tapes[tape_key])
-        return self.known[key]
+            self.known[key] = compute(task, merged, self.tapes[tape_key])
+        return changed(self.known[key], merged)
 
 
 def _known_in(framework: str, faults: Sequence[Fault]) -> bool:
@@ -851,19 +903,21 @@ def _deviation(judged: Judged, found: Any, eps: float) -> tuple[float, float]:
     return worst, absolute
 
 
-def _float32(seen: Sequence[Seen]) -> float | None:
-    """Largest deviation, where float32 rounding explains everything."""
-    residual = 0.0
-    for one in seen:
-        coarse = truth(one.task, "float32")
-        for name, judged in one.quantities.items():
-            if judged.has_values:
-                slack = coarse.tolerance(name, judged.batch_summed)
-                for block, tolerance in zip(judged.blocks, slack, strict=True):
-                    if not (block.abs_err <= tolerance).all():
-                        return None
-                    residual = max(residual, float(block.abs_err.max()))
-    return residual
+def _coarse(one: Seen) -> Seen:
+    """Give what was seen the tolerances of float32."""
+    known = truth(one.task, "float32")
+    quantities = {}
+    for name, judged in one.quantities.items():
+        slack = known.tolerance(name, judged.batch_summed) if judged.blocks else []
+        widened = [dataclasses.replace(b, tolerance=t) for b, t in zip(judged.blocks, slack, strict=True)]
+        quantities[name] = dataclasses.replace(judged, blocks=tuple(widened))
+    return Seen(known, quantities)
+
+
+def _swallowed(one: Seen, wrong: Sequence[str]) -> bool:
+    """Whether the tolerance is as large as all the wrong quantities themselves."""
+    blocks = [b for name in wrong if name in one.quantities for b in one.quantities[name].blocks]
+    return bool(blocks) and swamped([b.reference for b in blocks], [b.tolerance for b in blocks])
 
 
 def _unsteady(seen: Sequence[Seen], names: tuple[str, ...]) -> Match:

@@ -52,8 +52,9 @@ def serve(channel: Any, launch: dict[str, Any]) -> None:
 
 
 def answer(backend: ServedBackend, task: Task, variant: str) -> Reply:
-    """Run a task twice, with the allocator disturbed in between, and say where the bits differ."""
+    """Run a task twice, with the allocator disturbed before each, and say where the bits differ."""
     try:
+        backend.disturb()
         first = backend.run(task, variant)
         backend.disturb()
         second = backend.run(task, variant)

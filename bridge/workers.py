@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,17 +96,30 @@ class Worker:
 
     def ask(self, task: Task, variant: str = "") -> Reply:
         """Have a variant of the backend compute one task; death and hang are verdicts, never exceptions."""
-        try:
-            self._ready()
+        return next(self.ask_all([task], variant))
+
+    def ask_all(self, tasks: Sequence[Task], variant: str = "") -> Iterator[Reply]:
+        """Have tasks computed one after another and yield the replies; all are sent ahead, so that it never waits.
+
+        What dies or hangs costs its own task alone: the others are sent again, to a new process.
+        """
+        done = 0
+        while done < len(tasks):
             try:
-                self._send({"task": task.to_plain(), "variant": variant})
-                return Reply.from_plain(self._receive(self.timeout))
-            except TimeoutError:
+                self._ready()
+                for task in tasks[done:]:
+                    self._send({"task": task.to_plain(), "variant": variant})
+                while done < len(tasks):
+                    reply = Reply.from_plain(self._receive(self.timeout))
+                    done += 1
+                    yield reply
+            except (TimeoutError, WorkerError) as error:
+                verdict, reason = TIMED_OUT, f"no answer after {self.timeout:g} s"
+                if isinstance(error, WorkerError):
+                    verdict, reason = error.verdict, str(error)
                 self.stop()
-                reason = f"no answer after {self.timeout:g} s"
-                return Reply.without_values(task.case.quantities, TIMED_OUT, reason)
-        except WorkerError as error:
-            return Reply.without_values(task.case.quantities, error.verdict, str(error))
+                done += 1
+                yield Reply.without_values(tasks[done - 1].case.quantities, verdict, reason)
 
     def start(self) -> dict[str, str]:
         """Start the process if it does not run and return what the backend says of itself.
