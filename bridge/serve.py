@@ -35,7 +35,7 @@ class ServedBackend(Protocol):
 def serve(channel: Any, launch: dict[str, Any]) -> None:
     """Open the backend that ``launch`` names, then answer each task on the channel with a reply."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    _end_with_parent()
+    end_with_parent()
     if launch["log"]:
         log = os.open(launch["log"], os.O_WRONLY | os.O_APPEND)
         os.dup2(log, 2)
@@ -80,7 +80,7 @@ def _or_nan(values: Any, like: Any) -> Any:
     return np.full_like(like, np.nan)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End this process when its parent is gone, even if it sits in a framework's C code."""
     parent = os.getppid()
 

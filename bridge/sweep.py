@@ -1,240 +1,394 @@
-"""Random search for disagreements: batches of cases through every backend, kept as they come, grouped into findings.
+"""Random search for disagreements: batches of cases through every backend, grouped into findings, shrunk, reproduced.
 
-A batch is a pure function of its assignment, so it may be computed in any process, here or on a cluster, and again
-after a kill. What is finished lies in a journal, one file a batch; the tables are made from the journal alone.
+What is finished lies in a journal, one file a batch, so that a killed sweep loses at most the batches in flight. The
+tables are made from the journal alone: they are the same however many processes did the work, and after any number of
+interruptions.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
+import json
 import math
-import re
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import multiprocessing
+import os
+import platform
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, UNSUPPORTED, Reply, Task
-from bridge.backends.base import Backend, Session, WorkerSession
+import bridge
+from bridge.backends.base import Backend
 from bridge.backends.registry import Sources, select
+from bridge.batches import Assignment, run_batch
+from bridge.case import atomic
 from bridge.errors import BadInputError
-from bridge.faults import UNEXPLAINED, Matcher, Seen
-from bridge.space import Sample, sample
-from bridge.tolerance import Truth, truth
-from bridge.verdicts import AGREES, DISAGREES, NOT_FINITE, NOT_REPEATABLE, Judged, judge_reply
-from bridge.workers import Worker
+from bridge.kinds import Kind, Row, Stops, group, rows_for_table
+from bridge.reduction import Reduced, reduce
+from bridge.report.files import check_writable, unwritable, write_csv, write_json
+from bridge.serve import end_with_parent
 
 if TYPE_CHECKING:
-    pass
+    import pandas as pd
 
 BATCH = 20
 """Cases that travel together."""
 
-TOO_MANY = 10
-"""Crashes in a row after which a backend is asked no more."""
-
-ACCEPTED = "wrong-shape-accepted"
-OVERWRITTEN = "input-overwritten"
-_GRAVITY = (CRASHED, TIMED_OUT, UNAVAILABLE, NOT_REPEATABLE, NOT_FINITE, DISAGREES, AGREES, UNSUPPORTED)
-
-
-# -- one batch ---------------------------------------------------------------------------------------------------
+Told = Callable[[int, int, int], None]
+"""Told of progress: cases done, cases in all, findings so far."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Assignment:
-    """What is asked of a process that runs batches; picklable.
+class Sweep:
+    """What a sweep found.
 
     Attributes
     ----------
-    seed : of the space.
-    backends : names, or backends that no registry knows.
-    names : their names, which a process elsewhere must find too.
-    sources : where a named backend may come from.
-    timeout : seconds for one task, or None for each backend's own.
+    rows : one per case, in order; see :func:`bridge.batches.run_batch`.
+    kinds : the kinds of disagreement, each with its reduced case where that was made.
+    stopped : backend -> why it was asked no more.
+    interrupted : whether it ended early; what was done is in the tables, and ``resume`` goes on.
     """
 
-    seed: int
-    backends: tuple[str | Backend, ...]
-    names: tuple[str, ...]
-    sources: Sources
-    timeout: float | None
+    rows: Sequence[Row]
+    kinds: Sequence[tuple[Kind, Reduced | None]]
+    stopped: Mapping[str, str]
+    interrupted: bool = False
+
+    @property
+    def cases(self) -> pd.DataFrame:
+        """One row per case and backend."""
+        import pandas as pd
+
+        return pd.DataFrame(rows_for_table(self.rows))
+
+    @property
+    def findings(self) -> pd.DataFrame:
+        """One row per finding."""
+        import pandas as pd
+
+        columns = [
+            "finding", "backend", "quantities", "fault", "condition", "n_cases", "min_case", "worst_rel_err",
+            "verdict", "separates", "asked", "reproducer", "sentence",
+        ]  # fmt: skip
+        return pd.DataFrame([_finding(kind, reduced) for kind, reduced in self.kinds], columns=columns)
 
 
-class Bench:
-    """The sessions of an assignment in this process; they live as long as it does.
+def _finding(kind: Kind, reduced: Reduced | None) -> dict[str, Any]:
+    return {
+        "finding": kind.name,
+        "backend": kind.backend,
+        "quantities": " ".join(kind.quantities),
+        "fault": kind.fault,
+        "condition": kind.condition.text,
+        "n_cases": len(kind.indices),
+        "min_case": kind.name if reduced else "",
+        "worst_rel_err": kind.worst_rel_err,
+        "verdict": kind.verdict,
+        "separates": kind.condition.separates,
+        "asked": reduced.asked if reduced else "",
+        "reproducer": reduced.script_name if reduced else "",
+        "sentence": kind.sentence,
+    }
+
+
+def sweep(
+    backends: Iterable[str | Backend] | None = None,
+    *,
+    out: str | os.PathLike[str],
+    max_cases: int = 1000,
+    minutes: float | None = None,
+    seed: int = 0,
+    jobs: int | None = None,
+    resume: bool = False,
+    scheduler: str | None = None,
+    timeout: float | None = None,
+    sources: Sources | None = None,
+    told: Told | None = None,
+) -> Sweep:
+    """Search for disagreements and write what was found into a folder.
+
+    Parameters
+    ----------
+    backends : patterns or backends; every live backend that is cheap to ask by default (MXNet).
+    out : folder for ``cases.csv``, ``findings.csv``, ``run.json``, ``cases/``, ``reproducers/`` and the journal.
+    max_cases : how many cases of the seed to run.
+    minutes : after which no further batch is begun.
+    seed : which cases.
+    jobs : processes that run batches, each with workers of its own; as many as there are cores by default.
+    resume : go on with the sweep that lies in ``out``.
+    scheduler : address of a dask.distributed scheduler whose workers do it instead (``gradbridge[cluster]``).
+    timeout, sources : as for :func:`bridge.compare`.
+    told : progress.
 
     Raises
     ------
     BadInputError
-        When this process finds other backends than the assignment names.
+        For a pattern, folder or scheduler that cannot be used, or a folder that holds another sweep.
+    """
+    folder = Path(out)
+    assignment = _assign(backends, seed, sources or Sources(), timeout)
+    journal = Journal(folder, assignment, resume)
+    stops, kinds_seen, interrupted = Stops(), set[tuple[str, str, str]](), False
+    began = time.time()
+    try:
+        with contextlib.ExitStack() as stack:
+            executor, width = _executor(stack, jobs, scheduler)
+            try:
+                _run(executor, width, assignment, journal, max_cases, minutes, stops, kinds_seen, told)
+            except KeyboardInterrupt:
+                interrupted = True
+            stops = Stops()
+            rows = [stops.feed(row) for row in journal.rows(max_cases)]
+            kinds = group(rows)
+            reduced: dict[tuple[str, str, str], Reduced] = {}
+            if not interrupted:
+                try:
+                    reduced = _reduce(executor, assignment, kinds)
+                except KeyboardInterrupt:
+                    interrupted = True
+            if interrupted:
+                _kill_children()
+    except BrokenProcessPool:
+        raise BadInputError(
+            "sweep", "", "job processes that live", "one that was killed; what is done is kept: --resume goes on"
+        ) from None
+    found = Sweep(
+        rows,
+        [(kind, reduced.get((kind.backend, kind.verdict, kind.fault))) for kind in kinds],
+        stops.reasons,
+        interrupted,
+    )
+    _save(found, folder, assignment, began)
+    return found
+
+
+def _assign(patterns: Iterable[str | Backend] | None, seed: int, sources: Sources, timeout: float | None) -> Assignment:
+    given = None if patterns is None else list(patterns)
+    chosen = [backend for backend in select(given, sources) if backend.source == "live"]
+    if given is None:
+        chosen = [backend for backend in chosen if backend.varies]
+    if not chosen:
+        raise BadInputError("sweep", "backend", "a backend that runs live here", "none; see `gradbridge doctor`")
+    objects = {backend.name: backend for backend in given or () if not isinstance(backend, str)}
+    names = tuple(backend.name for backend in chosen)
+    quiet = dataclasses.replace(sources, says=None)  # what a terminal is told does not travel
+    return Assignment(seed, tuple(objects.get(name, name) for name in names), names, quiet, timeout)
+
+
+# -- the journal -------------------------------------------------------------------------------------------------
+
+
+class Journal:
+    """The finished batches of a sweep, a file each.
+
+    Raises
+    ------
+    BadInputError
+        When the folder cannot be written, or holds a sweep that this one does not go on with.
     """
 
-    def __init__(self, assignment: Assignment) -> None:
-        self.assignment = assignment
-        backends = select(assignment.backends, assignment.sources)
-        found = tuple(backend.name for backend in backends)
-        if found != assignment.names:
-            raise BadInputError("sweep", "backends", ", ".join(assignment.names), ", ".join(found) + " in a worker")
-        workers: dict[str, Worker] = {}
-        self.backends = {backend.name: backend for backend in backends}
-        self.sessions = {backend.name: backend.open(assignment.timeout, None, workers) for backend in backends}
+    def __init__(self, folder: Path, assignment: Assignment, resume: bool) -> None:
+        check_writable(str(folder))
+        self.folder = folder / "journal"
+        plan = {
+            "gradbridge": bridge.__version__,
+            "seed": assignment.seed,
+            "backends": list(assignment.names),
+            "batch": BATCH,
+        }
+        path = self.folder / "plan.json"
+        if path.exists():
+            there = _read(path)
+            if not resume:
+                raise BadInputError(str(folder), "", "a folder without a sweep (or --resume to go on)", "a sweep")
+            if there != plan:
+                differs = next(key for key in plan if there.get(key) != plan[key])
+                raise BadInputError(
+                    str(folder), differs, f"{there.get(differs)}, as the sweep began", str(plan[differs])
+                )
+        else:
+            self._write(path, plan)
 
-    def ask_all(self, name: str, tasks: Sequence[Task]) -> Iterator[Reply]:
-        """Have a backend compute tasks; what it does not understand is ``unsupported``."""
-        session, understood = self.sessions[name], self.backends[name].understands
-        asked = [task for task in tasks if set(task.special) <= set(understood)]
-        replies = _replies(session, asked)
-        for task in tasks:
-            unknown = set(task.special) - set(understood)
-            reason = f"this backend has no {' '.join(sorted(unknown))}"
-            yield Reply.without_values(task.case.quantities, UNSUPPORTED, reason) if unknown else next(replies)
+    def has(self, start: int, count: int) -> bool:
+        """Whether a batch is done."""
+        return self._path(start, count).exists()
 
-    def ask(self, name: str, task: Task) -> Reply:
-        """Have a backend compute one task."""
-        return next(self.ask_all(name, [task]))
+    def add(self, start: int, count: int, rows: Sequence[Row]) -> None:
+        """Keep a batch."""
+        self._write(self._path(start, count), rows)
 
-    def close(self) -> None:
-        """End every session."""
-        for session in self.sessions.values():
-            session.stop()
+    def read(self, start: int, count: int) -> list[Row]:
+        """Give a batch back."""
+        rows: list[Row] = _read(self._path(start, count))
+        return rows
 
+    def rows(self, max_cases: int) -> Iterator[Row]:
+        """All rows of the batches that are done, in order."""
+        for start, count in batches(max_cases):
+            if self.has(start, count):
+                yield from self.read(start, count)
 
-def _replies(session: Session, tasks: Sequence[Task]) -> Iterator[Reply]:
-    if isinstance(session, WorkerSession):
-        return session.worker.ask_all(tasks, session.variant)
-    return (session.ask(task) for task in tasks)
+    def _path(self, start: int, count: int) -> Path:
+        return self.folder / f"{start:08d}-{count}.json"
 
-
-@functools.lru_cache(maxsize=1)
-def _bench(assignment: Assignment) -> Bench:
-    return Bench(assignment)
-
-
-_one_at_a_time = threading.Lock()  # a cluster's worker may have several threads
-
-
-def run_batch(assignment: Assignment, start: int, count: int, without: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Run cases ``start`` to ``start + count - 1`` of its seed through its backends.
-
-    Returns
-    -------
-    One row per case: ``index``, ``digest``, ``features`` and ``results``, by backend.
-    """
-    from threadpoolctl import threadpool_limits
-
-    with _one_at_a_time, threadpool_limits(limits=1):
-        bench = _bench(assignment)
-        samples = [sample(assignment.seed, index) for index in range(start, start + count)]
-        groups: dict[str, list[str]] = {}
-        for name in assignment.names:
-            if name not in without:
-                groups.setdefault(bench.backends[name].group, []).append(name)
-        replies: dict[str, list[Reply]] = {}
-
-        def feed(names: list[str]) -> None:
-            for name in names:
-                replies[name] = _until_hopeless(bench.ask_all(name, [one.task for one in samples]))
-
-        with ThreadPoolExecutor(max_workers=max(1, len(groups))) as executor:
-            fed = [executor.submit(feed, names) for names in groups.values()]
-            truths = [None if one.task.malformed else truth(one.task) for one in samples]
-            for future in fed:
-                future.result()
-        pairs = zip(samples, truths, strict=True)
-        return [_row(one, known, replies, place) for place, (one, known) in enumerate(pairs)]
+    def _write(self, path: Path, value: Any) -> None:
+        try:
+            with atomic(path) as temporary:
+                temporary.write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")
+        except OSError as error:
+            raise unwritable(path.parent, error) from None
 
 
-def _until_hopeless(replies: Iterator[Reply]) -> list[Reply]:
-    """Take replies, up to the tenth crash in a row."""
-    taken: list[Reply] = []
-    for reply in replies:
-        taken.append(reply)
-        if len(taken) >= TOO_MANY and all(_ended(one) in (CRASHED, TIMED_OUT) for one in taken[-TOO_MANY:]):
-            break
-    return taken
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInputError(str(path), "", "a file of the sweep's journal", str(error)) from None
 
 
-def _ended(reply: Reply) -> str:
-    verdicts = {answer.verdict for answer in reply.answers.values()}
-    return verdicts.pop() if len(verdicts) == 1 else ""
+def batches(max_cases: int) -> Iterator[tuple[int, int]]:
+    """Start and size of each batch."""
+    for start in range(0, max_cases, BATCH):
+        yield start, min(BATCH, max_cases - start)
 
 
-def _row(one: Sample, known: Truth | None, replies: Mapping[str, list[Reply]], place: int) -> dict[str, Any]:
-    matcher = Matcher()
-    results = {
-        name: examine(name, one.task, known, taken[place], matcher)
-        for name, taken in replies.items()
-        if place < len(taken)
+# -- doing it ----------------------------------------------------------------------------------------------------
+
+
+def _executor(stack: contextlib.ExitStack, jobs: int | None, scheduler: str | None) -> tuple[Executor, int]:
+    """Processes here, or a cluster's; and how many batches to keep in flight."""
+    if scheduler is None:
+        width = jobs or os.cpu_count() or 1
+        context = multiprocessing.get_context("spawn")
+        return stack.enter_context(ProcessPoolExecutor(width, context, initializer=_job)), 2 * width
+    try:
+        from distributed import Client
+    except ImportError:
+        raise BadInputError("--scheduler", "", "dask.distributed: pip install 'gradbridge[cluster]'", "none") from None
+    try:
+        client = stack.enter_context(Client(scheduler, timeout="10s"))
+    except (OSError, ValueError) as error:
+        found = str(error) or type(error).__name__
+        raise BadInputError("--scheduler", "", "the address of a dask scheduler that answers", found) from None
+    executor = stack.enter_context(client.get_executor(pure=False))
+    return executor, 2 * max(1, len(client.scheduler_info()["workers"]))
+
+
+def _job() -> None:
+    """Begin a job process: Ctrl-C is the parent's to handle, and it does not outlive the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+
+
+def _kill_children() -> None:
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+
+
+def _run(
+    executor: Executor,
+    width: int,
+    assignment: Assignment,
+    journal: Journal,
+    max_cases: int,
+    minutes: float | None,
+    stops: Stops,
+    seen: set[tuple[str, str, str]],
+    told: Told | None,
+) -> None:
+    """Have every batch done that is not, a few at a time, and watch the finished ones in order."""
+    ends = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    todo = batches(max_cases)
+    flying: dict[Future[list[dict[str, Any]]], tuple[int, int]] = {}
+    landed: dict[int, int] = {}
+    expected = done = 0
+
+    def watch(start: int, count: int) -> None:
+        nonlocal expected, done
+        landed[start] = count
+        done += count
+        while expected in landed:
+            size = landed.pop(expected)
+            for row in journal.read(expected, size):
+                for backend, result in stops.feed(row)["results"].items():
+                    seen.update((backend, symptom["verdict"], symptom["fault"]) for symptom in result["symptoms"])
+            expected += size
+        if told is not None:
+            told(done, max_cases, len(seen))
+
+    while True:
+        while len(flying) < width and time.monotonic() < ends and (batch := next(todo, None)) is not None:
+            if journal.has(*batch):
+                watch(*batch)
+            else:
+                flying[executor.submit(run_batch, assignment, *batch, tuple(stops.reasons))] = batch
+        if not flying:
+            return
+        finished, _ = wait(flying, return_when=FIRST_COMPLETED)
+        for future in finished:
+            batch = flying.pop(future)
+            journal.add(*batch, future.result())
+            watch(*batch)
+
+
+def _reduce(executor: Executor, assignment: Assignment, kinds: Sequence[Kind]) -> dict[tuple[str, str, str], Reduced]:
+    """Shrink each kind and try its script; variants that fail alike on the same case are done together."""
+    alike: dict[tuple[str, str, str, int], list[Kind]] = {}
+    for kind in kinds:
+        line = kind.backend.partition("/")[0]
+        alike.setdefault((line, kind.verdict, kind.fault, kind.indices[0]), []).append(kind)
+    futures = [executor.submit(reduce, assignment, tuple(members)) for members in alike.values()]
+    found: dict[tuple[str, str, str], Reduced] = {}
+    for members, future in zip(alike.values(), futures, strict=True):
+        for kind, one in zip(members, future.result(), strict=True):
+            found[kind.backend, kind.verdict, kind.fault] = one
+    return found
+
+
+# -- writing it --------------------------------------------------------------------------------------------------
+
+
+def _save(found: Sweep, folder: Path, assignment: Assignment, began: float) -> None:
+    write_csv(found.cases, folder / "cases.csv")
+    write_csv(found.findings, folder / "findings.csv")
+    try:
+        for kind, reduced in found.kinds:
+            if reduced is not None:
+                reduced.task.case.replace(name=kind.name).save(folder / "cases" / f"{kind.name}.json")
+                for name, text in reduced.files.items():
+                    with atomic(folder / "reproducers" / name) as temporary:
+                        temporary.write_text(text, encoding="utf-8")
+        write_json(_manifest(found, assignment, began), folder / "run.json")
+    except OSError as error:
+        raise unwritable(folder, error) from None
+
+
+def _manifest(found: Sweep, assignment: Assignment, began: float) -> dict[str, Any]:
+    return {
+        "kind": "sweep",
+        "gradbridge": bridge.__version__,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+        "seconds": {"total": time.time() - began},
+        "seed": assignment.seed,
+        "cases": len(found.rows),
+        "backends": list(assignment.names),
+        "stopped": dict(found.stopped),
+        "interrupted": found.interrupted,
+        "platform": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "system": platform.platform(),
+            "cpus": os.cpu_count(),
+        },
     }
-    return {"index": one.index, "digest": one.task.case.digest(), "features": one.features, "results": results}
-
-
-def examine(
-    backend: str, task: Task, known: Truth | None, reply: Reply, matcher: Matcher, quick: bool = True
-) -> dict[str, Any]:
-    """Judge a reply and name what is wrong with it.
-
-    Returns
-    -------
-    dict of ``verdict``, ``reason`` and ``symptoms``: each a dict of ``verdict``, ``fault``, ``quantities``,
-    ``rel_err`` (the worst, NaN where there are no values).
-    """
-    if known is None:
-        return _malformed(task, reply)
-    judged = judge_reply(reply, known)
-    verdict = next(name for name in _GRAVITY if any(one.verdict == name for one in judged.values()))
-    reason = next((one.reason for one in judged.values() if one.verdict == verdict and one.reason), "")
-    if _beyond(judged, known.dtype):
-        return {"verdict": AGREES, "reason": f"the true values are beyond {known.dtype}", "symptoms": []}
-    symptoms = [
-        _symptom(
-            next(name for name in _GRAVITY if any(judged[q].verdict == name for q in match.quantities)),
-            "+".join(match.kinds) or UNEXPLAINED,
-            match.quantities,
-            max(_worst(judged[quantity]) for quantity in match.quantities),
-        )
-        for match in matcher.diagnose([Seen(known, judged)], backend.partition("-")[0], quick)
-    ]
-    for ending in (CRASHED, TIMED_OUT):
-        if dead := tuple(name for name, one in judged.items() if one.verdict == ending):
-            symptoms.append(_symptom(ending, re.sub(r"\d+", "#", judged[dead[0]].reason), dead, math.nan))
-    symptoms += [_symptom(DISAGREES, OVERWRITTEN, (note.split()[-1],), math.nan) for note in reply.notes]
-    return {"verdict": verdict, "reason": reason, "symptoms": symptoms}
-
-
-def _beyond(judged: Mapping[str, Judged], dtype: str) -> bool:
-    """Whether a true value is beyond the dtype's range; a backend that overflows there has no fault."""
-    with np.errstate(all="ignore"):
-        tops = [np.abs(block.reference).max() for one in judged.values() for block in one.blocks]
-    return any(not top <= np.finfo(dtype).max for top in tops)
-
-
-def _malformed(task: Task, reply: Reply) -> dict[str, Any]:
-    """Judge what was made of wrong input: a refusal is right, values are not, nor is a death."""
-    ended = _ended(reply)
-    reason = next(iter(reply.answers.values())).reason
-    if ended == UNSUPPORTED:
-        return {"verdict": UNSUPPORTED, "reason": reason, "symptoms": []}
-    if ended in (CRASHED, TIMED_OUT, UNAVAILABLE):
-        symptoms = [] if ended == UNAVAILABLE else [_symptom(ended, f"wrong shape: {task.malformed}", (), math.nan)]
-        return {"verdict": ended, "reason": reason, "symptoms": symptoms}
-    reason = f"{task.malformed} was one longer than it should be, and values came back"
-    symptom = _symptom(DISAGREES, ACCEPTED, tuple(reply.answers), math.nan)
-    return {"verdict": DISAGREES, "reason": reason, "symptoms": [symptom]}
-
-
-def _symptom(verdict: str, fault: str, quantities: Sequence[str], rel_err: float) -> dict[str, Any]:
-    return {"verdict": verdict, "fault": fault, "quantities": list(quantities), "rel_err": rel_err}
-
-
-def _worst(judged: Judged) -> float:
-    """Worst relative error among a quantity's wrong elements; infinite where the truth is zero."""
-    with np.errstate(all="ignore"):
-        errors = [block.rel_err[block.abs_err > block.tolerance] for block in judged.blocks]
-    found = np.concatenate([error.ravel() for error in errors]) if errors else np.zeros(0)
-    found = found[~np.isnan(found)]
-    return float(found.max()) if len(found) else math.nan

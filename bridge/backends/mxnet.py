@@ -216,6 +216,86 @@ def _numpy(array: Any) -> Array:
     return result
 
 
+# -- a script of its own ------------------------------------------------------------------------------------------
+
+
+def script_fields(way: str, task: Task, version: str) -> dict[str, Any]:
+    """What the template of a standalone script says of a task: arrays, options and calls, for one way of calling."""
+    case = task.case
+    given, heads = task.inputs()
+    old = version.startswith("1.")
+    flat = way in ("fused", "cached") or (way == "gluon" and not old)
+    shapes = {"x": "(T, B, I)", "h0": "(layers * directions, B, H)", "c0": "(layers * directions, B, H)"}
+    arrays = [(name, shapes[name], array) for name, array in given.items()]
+    if flat:
+        arrays.append(
+            ("params", "weights cell by cell, input before hidden; then the biases alike", flatten(case.params))
+        )
+    named = [(f"head_{name}", array) for name, array in zip(("y", "h", "c"), heads, strict=True) if array is not None]
+    arrays += [(name, "head gradients", array) for name, array in named]
+    kind = {"lstm": "LSTM", "gru": "GRU"}.get(case.mode, "RNN")
+    word = case.mode.removeprefix("rnn_")
+    activation = f", activation={word!r}" if kind == "RNN" else ""
+    outputs = [place for place, head in enumerate(heads) if head is not None]
+    to_array = "mx.nd.array" if old or way in ("fused", "cached") else "mx.np.array"
+    return {
+        "way": way,
+        "arrays": arrays,
+        "weights": case.params if way == "unrolled" or (way == "gluon" and old) else (),
+        "inputs": ["x", "params", *(name for name in given if name != "x")],
+        "requested": tuple(case.requested),
+        "grad_req": _request(task),
+        "accumulate": task.accumulate,
+        "training": task.training,
+        "options": {
+            "mode": case.mode,
+            "state_size": case.hidden_size,
+            "num_layers": case.layers,
+            "bidirectional": case.bidirectional,
+            "state_outputs": True,
+        },
+        "outputs": ", ".join(f"outputs[{place}]" for place in outputs),
+        "heads": ", ".join(f"{to_array}({name}, dtype=DTYPE)" for name, _ in named),
+        "xp": "mx.nd" if old else "mx.np",
+        "layer": f"{kind}({case.hidden_size}, {case.layers}, bidirectional={case.bidirectional}, "
+        f"input_size={case.input_size}, dtype=DTYPE{activation})",
+        "flat": flat,
+        "cells": [
+            [
+                f"mx.gluon.rnn.{kind}Cell({case.hidden_size}, input_size={weights.weight_ih.shape[1]}"
+                + {"RNN": f", activation={'Identity()' if word == 'identity' else repr(word)}"}.get(kind, "")
+                + ")"
+                for weights in directions
+            ]
+            for directions in case.params
+        ],
+        "steps": task.seq_len,
+    }
+
+
+def packed(
+    way: str, expected: Sequence[tuple[str, list[Array], float]], case: Case, version: str
+) -> list[tuple[str, Array, float]]:
+    """Expected quantities as a script finds them: sequences and states as they are, parameters in MXNet's layout."""
+    found = [(quantity, parts[0], slack) for quantity, parts, slack in expected if quantity in _SEQUENCES]
+    params = {quantity: (parts, slack) for quantity, parts, slack in expected if quantity not in _SEQUENCES}
+    if not params:
+        return found
+    if way in ("fused", "cached") or (way == "gluon" and not version.startswith("1.")):
+        cells = zip(*(params[f"d{name}"][0] for name in PARAM_NAMES), strict=True)
+        slack = max(slack for _, slack in params.values())
+        return [*found, ("dparams", flatten([[Weights(*cell) for cell in cells]]), slack)]
+    for quantity, (parts, own) in params.items():
+        name = _GLUON_NAMES[PARAM_NAMES.index(quantity[1:])]
+        for place, part in enumerate(parts):
+            layer, direction = divmod(place, case.directions)
+            found.append((f"d{layer}.{direction}.{name}", part, own))
+    return found
+
+
+_SEQUENCES = ("y", "dx", "dh0", "dc0")
+
+
 # -- the worker's side -------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,242 @@
+"""One batch of a sweep: cases through every backend, judged and named.
+
+A batch is a pure function of its assignment, so it may be computed in any process, here or on a cluster, and again
+after a kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, UNSUPPORTED, Reply, Task
+from bridge.backends.base import Backend, Session, WorkerSession
+from bridge.backends.registry import Sources, select
+from bridge.errors import BadInputError
+from bridge.faults import UNEXPLAINED, Matcher, Seen
+from bridge.space import Sample, sample
+from bridge.tolerance import Truth, truth
+from bridge.verdicts import AGREES, DISAGREES, NOT_FINITE, NOT_REPEATABLE, Judged, judge_reply
+from bridge.workers import Worker
+
+TOO_MANY = 10
+"""Crashes in a row after which a backend is asked no more."""
+
+ACCEPTED = "wrong-shape-accepted"
+OVERWRITTEN = "input-overwritten"
+_GRAVITY = (CRASHED, TIMED_OUT, UNAVAILABLE, NOT_REPEATABLE, NOT_FINITE, DISAGREES, AGREES, UNSUPPORTED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """What is asked of a process that runs batches; picklable.
+
+    Attributes
+    ----------
+    seed : of the space.
+    backends : names, or backends that no registry knows.
+    names : their names, which a process elsewhere must find too.
+    sources : where a named backend may come from.
+    timeout : seconds for one task, or None for each backend's own.
+    """
+
+    seed: int
+    backends: tuple[str | Backend, ...]
+    names: tuple[str, ...]
+    sources: Sources
+    timeout: float | None
+
+
+class Bench:
+    """The sessions of an assignment in this process; they live as long as it does.
+
+    Raises
+    ------
+    BadInputError
+        When this process finds other backends than the assignment names.
+    """
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        backends = select(assignment.backends, assignment.sources)
+        found = tuple(backend.name for backend in backends)
+        if found != assignment.names:
+            raise BadInputError("sweep", "backends", ", ".join(assignment.names), ", ".join(found) + " in a worker")
+        workers: dict[str, Worker] = {}
+        self.backends = {backend.name: backend for backend in backends}
+        self.sessions = {backend.name: backend.open(assignment.timeout, None, workers) for backend in backends}
+
+    def ask_all(self, name: str, tasks: Sequence[Task]) -> Iterator[Reply]:
+        """Have a backend compute tasks; what it does not understand is ``unsupported``."""
+        session, understood = self.sessions[name], self.backends[name].understands
+        asked = [task for task in tasks if set(task.special) <= set(understood)]
+        replies = _replies(session, asked)
+        for task in tasks:
+            unknown = set(task.special) - set(understood)
+            reason = f"this backend has no {' '.join(sorted(unknown))}"
+            yield Reply.without_values(task.case.quantities, UNSUPPORTED, reason) if unknown else next(replies)
+
+    def ask(self, name: str, task: Task) -> Reply:
+        """Have a backend compute one task."""
+        return next(self.ask_all(name, [task]))
+
+    def close(self) -> None:
+        """End every session."""
+        for session in self.sessions.values():
+            session.stop()
+
+
+def _replies(session: Session, tasks: Sequence[Task]) -> Iterator[Reply]:
+    if isinstance(session, WorkerSession):
+        return session.worker.ask_all(tasks, session.variant)
+    return (session.ask(task) for task in tasks)
+
+
+_benches: list[Bench] = []
+_one_at_a_time = threading.RLock()  # a cluster's worker may have several threads
+
+
+@contextlib.contextmanager
+def bench_of(assignment: Assignment) -> Iterator[Bench]:
+    """Give this process's bench for an assignment, to one thread at a time, with one BLAS thread."""
+    from threadpoolctl import threadpool_limits
+
+    with _one_at_a_time, threadpool_limits(limits=1):
+        if not _benches or _benches[0].assignment != assignment:
+            close_bench()
+            _benches.append(Bench(assignment))
+        yield _benches[0]
+
+
+def close_bench() -> None:
+    """End the sessions that this process keeps."""
+    while _benches:
+        _benches.pop().close()
+
+
+def run_batch(assignment: Assignment, start: int, count: int, without: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Run cases ``start`` to ``start + count - 1`` of its seed through its backends.
+
+    Returns
+    -------
+    One row per case: ``index``, ``digest``, ``features`` and ``results``, by backend.
+    """
+    with bench_of(assignment) as bench:
+        samples = [sample(assignment.seed, index) for index in range(start, start + count)]
+        groups: dict[str, list[str]] = {}
+        for name in assignment.names:
+            if name not in without:
+                groups.setdefault(bench.backends[name].group, []).append(name)
+        replies: dict[str, list[Reply]] = {}
+
+        def feed(names: list[str]) -> None:
+            for name in names:
+                replies[name] = _until_hopeless(bench.ask_all(name, [one.task for one in samples]))
+
+        with ThreadPoolExecutor(max_workers=max(1, len(groups))) as executor:
+            fed = [executor.submit(feed, names) for names in groups.values()]
+            truths = [None if one.task.malformed else truth(one.task) for one in samples]
+            for future in fed:
+                future.result()
+        pairs = zip(samples, truths, strict=True)
+        return [_row(one, known, replies, place) for place, (one, known) in enumerate(pairs)]
+
+
+def _until_hopeless(replies: Iterator[Reply]) -> list[Reply]:
+    """Take replies, up to the tenth crash in a row."""
+    taken: list[Reply] = []
+    for reply in replies:
+        taken.append(reply)
+        if len(taken) >= TOO_MANY and all(_ended(one) in (CRASHED, TIMED_OUT) for one in taken[-TOO_MANY:]):
+            break
+    return taken
+
+
+def _ended(reply: Reply) -> str:
+    verdicts = {answer.verdict for answer in reply.answers.values()}
+    return verdicts.pop() if len(verdicts) == 1 else ""
+
+
+def _row(one: Sample, known: Truth | None, replies: Mapping[str, list[Reply]], place: int) -> dict[str, Any]:
+    matcher = Matcher()
+    results = {
+        name: examine(name, one.task, known, taken[place], matcher)
+        for name, taken in replies.items()
+        if place < len(taken)
+    }
+    return {"index": one.index, "digest": one.task.case.digest(), "features": one.features, "results": results}
+
+
+def examine(
+    backend: str, task: Task, known: Truth | None, reply: Reply, matcher: Matcher, quick: bool = True
+) -> dict[str, Any]:
+    """Judge a reply and name what is wrong with it.
+
+    Returns
+    -------
+    dict of ``verdict``, ``reason`` and ``symptoms``: each a dict of ``verdict``, ``fault``, ``quantities``,
+    ``rel_err`` (the worst, NaN where there are no values).
+    """
+    if known is None:
+        return _malformed(task, reply)
+    judged = judge_reply(reply, known)
+    verdict = next(name for name in _GRAVITY if any(one.verdict == name for one in judged.values()))
+    reason = next((one.reason for one in judged.values() if one.verdict == verdict and one.reason), "")
+    if _beyond(judged, known.dtype):
+        return {"verdict": AGREES, "reason": f"the true values are beyond {known.dtype}", "symptoms": []}
+    symptoms = [
+        _symptom(
+            next(name for name in _GRAVITY if any(judged[q].verdict == name for q in match.quantities)),
+            "+".join(match.kinds) or UNEXPLAINED,
+            match.quantities,
+            max(_worst(judged[quantity]) for quantity in match.quantities),
+        )
+        for match in matcher.diagnose([Seen(known, judged)], backend.partition("-")[0], quick)
+    ]
+    for ending in (CRASHED, TIMED_OUT):
+        if dead := tuple(name for name, one in judged.items() if one.verdict == ending):
+            symptoms.append(_symptom(ending, re.sub(r"\d+", "#", judged[dead[0]].reason), dead, math.nan))
+    symptoms += [_symptom(DISAGREES, OVERWRITTEN, (note.split()[-1],), math.nan) for note in reply.notes]
+    return {"verdict": verdict, "reason": reason, "symptoms": symptoms}
+
+
+def _beyond(judged: Mapping[str, Judged], dtype: str) -> bool:
+    """Whether a true value is beyond the dtype's range; a backend that overflows there has no fault."""
+    with np.errstate(all="ignore"):
+        tops = [np.abs(block.reference).max() for one in judged.values() for block in one.blocks]
+    return any(not top <= np.finfo(dtype).max for top in tops)
+
+
+def _malformed(task: Task, reply: Reply) -> dict[str, Any]:
+    """Judge what was made of wrong input: a refusal is right, values are not, nor is a death."""
+    ended = _ended(reply)
+    reason = next(iter(reply.answers.values())).reason
+    if ended == UNSUPPORTED:
+        return {"verdict": UNSUPPORTED, "reason": reason, "symptoms": []}
+    if ended in (CRASHED, TIMED_OUT, UNAVAILABLE):
+        symptoms = [] if ended == UNAVAILABLE else [_symptom(ended, f"wrong shape: {task.malformed}", (), math.nan)]
+        return {"verdict": ended, "reason": reason, "symptoms": symptoms}
+    reason = f"{task.malformed} was one longer than it should be, and values came back"
+    symptom = _symptom(DISAGREES, ACCEPTED, tuple(reply.answers), math.nan)
+    return {"verdict": DISAGREES, "reason": reason, "symptoms": [symptom]}
+
+
+def _symptom(verdict: str, fault: str, quantities: Sequence[str], rel_err: float) -> dict[str, Any]:
+    return {"verdict": verdict, "fault": fault, "quantities": list(quantities), "rel_err": rel_err}
+
+
+def _worst(judged: Judged) -> float:
+    """Worst relative error among a quantity's wrong elements; infinite where the truth is zero."""
+    with np.errstate(all="ignore"):
+        errors = [block.rel_err[block.abs_err > block.tolerance] for block in judged.blocks]
+    found = np.concatenate([error.ravel() for error in errors]) if errors else np.zeros(0)
+    found = found[~np.isnan(found)]
+    return float(found.max()) if len(found) else math.nan

@@ -1,0 +1,74 @@
+"""From a kind of disagreement to its smallest case and a script that shows it, where the backend lives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from bridge.answers import CRASHED, TIMED_OUT, Task
+from bridge.batches import Assignment, Bench, bench_of, examine
+from bridge.faults import Matcher
+from bridge.kinds import Kind
+from bridge.reproducers import Fault, Reproducer, reproduce
+from bridge.shrinking import CALLS, shrink
+from bridge.space import sample
+from bridge.tolerance import truth
+
+_CALLS = {CRASHED: 40, TIMED_OUT: 0}  # each costs a new process, or the whole time limit
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduced:
+    """A kind's smallest case.
+
+    Attributes
+    ----------
+    task : the case, and how the backend was asked.
+    reproducer : the script that showed the fault when it was run, or None where none did.
+    """
+
+    task: Task
+    reproducer: Reproducer | None
+
+    @property
+    def asked(self) -> str:
+        """How the backend was asked, where it is not the plain way."""
+        task = self.task
+        parts = [f"accumulate={task.accumulate}"] * (task.accumulate > 1)
+        parts += ["training=false"] * (not task.training) + [f"malformed={task.malformed}"] * bool(task.malformed)
+        return " ".join(parts)
+
+    @property
+    def script_name(self) -> str:
+        """The script's file name, or nothing."""
+        return self.reproducer.name if self.reproducer else ""
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """The script and its bug report, by file name."""
+        return self.reproducer.files if self.reproducer else {}
+
+
+def reduce(assignment: Assignment, kinds: tuple[Kind, ...]) -> list[Reduced]:
+    """Shrink kinds that backends of one line show alike on the same case; the first one's result is tried for all."""
+    found: list[Reduced] = []
+    with bench_of(assignment) as bench:
+        for kind in kinds:
+            begin = next((one.task for one in found if shows(bench, kind, one.task)), None)
+            task = begin or _shrunk(bench, kind, assignment)
+            backend = bench.backends[kind.backend]
+            fault = Fault(kind.name, kind.title, kind.what, kind.when, kind.verdict, kind.quantities)
+            found.append(Reduced(task, reproduce(backend, task, fault, bench.sessions[kind.backend].start())))
+    return found
+
+
+def _shrunk(bench: Bench, kind: Kind, assignment: Assignment) -> Task:
+    task = sample(assignment.seed, kind.indices[0]).task
+    return shrink(task, lambda smaller: shows(bench, kind, smaller), _CALLS.get(kind.verdict, CALLS))
+
+
+def shows(bench: Bench, kind: Kind, task: Task) -> bool:
+    """Whether a backend shows a kind of disagreement on a task."""
+    known = None if task.malformed else truth(task)
+    result = examine(kind.backend, task, known, bench.ask(kind.backend, task), Matcher())
+    return any((one["verdict"], one["fault"]) == (kind.verdict, kind.fault) for one in result["symptoms"])

@@ -1,0 +1,206 @@
+"""Standalone scripts that show a fault in its framework alone, each run before it is handed out, with a bug report."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import bridge
+from bridge.answers import CRASHED, TIMED_OUT, Task
+from bridge.arithmetic import Array
+from bridge.backends import mxnet
+from bridge.backends.base import Backend
+from bridge.case import QUANTITIES
+from bridge.tolerance import truth
+from bridge.verdicts import NOT_REPEATABLE
+
+RUN_SECONDS = 120.0
+"""How long a script may take when it is tried; a script for a hang waits half of it."""
+
+ORIGIN = (
+    "The expected values come from backpropagation through time in NumPy (float64, proven by complex-step "
+    "differentiation), the tolerance from simulated rounding noise on this very case."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reproducer:
+    """A script that was run and showed its fault.
+
+    Attributes
+    ----------
+    name : of the script's file.
+    files : the script and its report, by name.
+    printed : what the script printed.
+    """
+
+    name: str
+    files: Mapping[str, str]
+    printed: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What a script is to show.
+
+    Attributes
+    ----------
+    name : of the finding; names the files.
+    title, what, when : in words.
+    verdict : a wrong one; see :data:`bridge.verdicts.VERDICTS`.
+    quantities : where it shows.
+    """
+
+    name: str
+    title: str
+    what: str
+    when: str
+    verdict: str
+    quantities: tuple[str, ...]
+
+
+def reproduce(backend: Backend, task: Task, fault: Fault, versions: Mapping[str, str]) -> Reproducer | None:
+    """Write the script, run it, and return it if it shows the fault; None where it does not, or none can be written.
+
+    Parameters
+    ----------
+    backend : that shows it; its framework must have a template (MXNet).
+    task : the smallest case.
+    fault : what it is.
+    versions : what the backend says of itself.
+    """
+    framework, launch = versions.get("framework", ""), getattr(backend, "launch", None)
+    writer = _WRITERS.get(framework)
+    if writer is None or launch is None:
+        return None
+    text = writer(backend, task, fault, versions)
+    name = f"{fault.name}.py"
+    with tempfile.TemporaryDirectory(prefix="gradbridge-") as folder:
+        path = Path(folder) / name
+        path.write_text(text, encoding="utf-8")
+        try:
+            ran = subprocess.run(
+                [launch.python, path.name],
+                cwd=folder,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=RUN_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+    if ran.returncode != 1 or "the fault shows" not in ran.stdout:
+        return None
+    case = task.case
+    report = _environment().get_template("report.md.jinja")
+    text_report = report.render(
+        title=fault.title,
+        what=fault.what,
+        when=fault.when,
+        backend=backend.name,
+        about=backend.about,
+        versions=_versions(versions),
+        gradbridge=bridge.__version__,
+        sizes=f"{case.layers} layer{'s' * (case.layers > 1)}, T={task.seq_len} B={case.batch} I={case.input_size} H={case.hidden_size}",
+        command=f"python {name}",
+        origin=ORIGIN,
+        language="python",
+        script=text,
+        printed=ran.stdout.strip(),
+        workarounds=(),
+    )
+    return Reproducer(name, {name: text, f"{fault.name}.md": text_report}, ran.stdout)
+
+
+def ending(verdict: str, task: Task) -> str:
+    """How a script finds out: by ``values``, whether it ``repeats``, ``refuses``, or ``dies``."""
+    if verdict in (CRASHED, TIMED_OUT):
+        return "dies"
+    if task.malformed:
+        return "refuses"
+    return "repeats" if verdict == NOT_REPEATABLE else "values"
+
+
+def expectations(task: Task, fault: Fault) -> list[tuple[str, list[Array], float]]:
+    """Quantity, its expected blocks and one tolerance for all of them, where the fault shows; all parameters or none."""
+    known = truth(task)
+    shown = set(fault.quantities)
+    if shown & set(QUANTITIES["params"]):
+        shown |= set(QUANTITIES["params"])
+    return [
+        (quantity, known.expected(quantity), max(float(slack.max()) for slack in known.tolerance(quantity)))
+        for quantity in task.case.quantities
+        if quantity in shown
+    ]
+
+
+def literal(array: Array, indent: int = 0) -> str:
+    """Nested lists of the shortest decimals that read back to the same bits in the array's dtype."""
+    return np.array2string(
+        array,
+        separator=", ",
+        threshold=array.size + 1,
+        floatmode="unique",
+        max_line_width=110 - indent,
+        prefix=" " * indent,
+    ).replace("\n\n", "\n")
+
+
+def _mxnet(backend: Backend, task: Task, fault: Fault, versions: Mapping[str, str]) -> str:
+    launch: Any = backend.launch  # type: ignore[attr-defined]
+    way = backend.name.partition("/")[2].partition("-")[0]
+    how = ending(fault.verdict, task)
+    expected = [] if how != "values" else mxnet.packed(way, expectations(task, fault), task.case, versions["version"])
+    shown = mxnet.script_fields(way, task, versions["version"])
+    shown["arrays"] = [(name, about, literal(array, len(name) + 12)) for name, about, array in shown["arrays"]]
+    shown["weights"] = [
+        [[literal(array, 16) for array in weights] for weights in directions] for directions in shown["weights"]
+    ]
+    return (
+        _environment()
+        .get_template("mxnet.py.jinja")
+        .render(
+            title=fault.title,
+            what=" ".join(filter(None, [fault.what, fault.when])),
+            origin=ORIGIN if how == "values" else "No value is expected here: the call itself is what is wrong.",
+            gradbridge=bridge.__version__,
+            versions=_versions(versions),
+            ending=how,
+            case=task.case,
+            switch=next(((key, value) for key, value in launch.env.items() if "_USE_" in key), None),
+            expected=[(name, literal(array, 8)) for name, array, _ in expected],
+            tolerance=[(name, f"{slack:.2g}") for name, _, slack in expected],
+            timeout=RUN_SECONDS / 2,
+            malformed_words=f"{task.malformed} is one longer than it should be",
+            **shown,
+        )
+    )
+
+
+_WRITERS = {"mxnet": _mxnet}
+
+
+def _versions(versions: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in versions.items())
+
+
+def _environment() -> Any:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("bridge", "templates"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+    )
