@@ -100,7 +100,6 @@ def reproduce(backend: Backend, task: Task, fault: Fault, versions: Mapping[str,
             return None
     if ran.returncode != 1 or "the fault shows" not in ran.stdout:
         return None
-    case = task.case
     report = _environment().get_template("report.md.jinja")
     text_report = report.render(
         title=fault.title,
@@ -110,7 +109,7 @@ def reproduce(backend: Backend, task: Task, fault: Fault, versions: Mapping[str,
         about=backend.about,
         versions=_versions(versions),
         gradbridge=bridge.__version__,
-        sizes=f"{case.layers} layer{'s' * (case.layers > 1)}, T={task.seq_len} B={case.batch} I={case.input_size} H={case.hidden_size}",
+        sizes=_sizes(task),
         command=f"python {name}",
         origin=ORIGIN,
         language="python",
@@ -131,7 +130,7 @@ def ending(verdict: str, task: Task) -> str:
 
 
 def expectations(task: Task, fault: Fault) -> list[tuple[str, list[Array], float]]:
-    """Quantity, its expected blocks and one tolerance for all of them, where the fault shows; all parameters or none."""
+    """Quantity, its expected blocks and one tolerance for them, where the fault shows; all parameters or none."""
     known = truth(task)
     shown = set(fault.quantities)
     if shown & set(QUANTITIES["params"]):
@@ -165,7 +164,7 @@ def _mxnet(backend: Backend, task: Task, fault: Fault, versions: Mapping[str, st
     shown["weights"] = [
         [[literal(array, 16) for array in weights] for weights in directions] for directions in shown["weights"]
     ]
-    return (
+    text: str = (
         _environment()
         .get_template("mxnet.py.jinja")
         .render(
@@ -184,9 +183,16 @@ def _mxnet(backend: Backend, task: Task, fault: Fault, versions: Mapping[str, st
             **shown,
         )
     )
+    return text
 
 
 _WRITERS = {"mxnet": _mxnet}
+
+
+def _sizes(task: Task) -> str:
+    case = task.case
+    cells = f"{case.layers} layer{'s' * (case.layers > 1)}"
+    return f"{cells}, T={task.seq_len} B={case.batch} I={case.input_size} H={case.hidden_size}"
 
 
 def _versions(versions: Mapping[str, str]) -> str:

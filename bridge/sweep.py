@@ -211,9 +211,8 @@ class Journal:
                 raise BadInputError(str(folder), "", "a folder without a sweep (or --resume to go on)", "a sweep")
             if there != plan:
                 differs = next(key for key in plan if there.get(key) != plan[key])
-                raise BadInputError(
-                    str(folder), differs, f"{there.get(differs)}, as the sweep began", str(plan[differs])
-                )
+                began = f"{there.get(differs)}, as the sweep began"
+                raise BadInputError(str(folder), differs, began, str(plan[differs]))
         else:
             self._write(path, plan)
 
