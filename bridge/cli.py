@@ -327,5 +327,72 @@ def cases() -> None:
         click.echo(f"{case.name:{width}}  {sizes}: {case.source}")
 
 
+@main.group()
+def env() -> None:
+    r"""Keep older framework versions, each in an environment of its own, to compare them side by side.
+
+    MXNet's are made by pip, Flux's by juliapkg, all below the user's cache folder.
+    """
+
+
+def _tell(line: str) -> None:
+    click.echo(line, err=True)
+
+
+@env.command("add")
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
+def env_add(specs: tuple[str, ...]) -> None:
+    r"""Make an environment for each SPEC: mxnet==VERSION, mxnet-native==VERSION, flux==0.14 or flux==0.16.
+
+    \b
+    Example:
+      gradbridge env add mxnet==1.9.1 mxnet-native==1.8.0.post0
+    """
+    from bridge import environments
+
+    for spec in specs:
+        environments.parse(spec)
+    for spec in specs:
+        try:
+            click.echo(environments.add(spec, _tell))
+        except environments.EnvironmentFailedError as error:
+            click.echo(f"gradbridge: {error}", err=True)
+            sys.exit(EXIT_NO_BACKEND)
+
+
+@env.command("list")
+def env_list() -> None:
+    r"""List the environments that are there, their size, who manages them, and where.
+
+    \b
+    Example:
+      gradbridge env list
+    """
+    from bridge import environments
+
+    environments.sweep(_tell)
+    there = environments.present()
+    for one in there:
+        size = f"{environments.size(one) / 1e6:.0f} MB"
+        click.echo(f"{one.spec:28} {size:>8}  by {one.manager}, in {one.folder}")
+    if not there:
+        click.echo("no environments; make one with: gradbridge env add mxnet==1.9.1")
+
+
+@env.command("remove")
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
+def env_remove(specs: tuple[str, ...]) -> None:
+    r"""Remove environments.
+
+    \b
+    Example:
+      gradbridge env remove mxnet==1.9.1
+    """
+    from bridge import environments
+
+    for spec in specs:
+        click.echo(environments.remove(spec, _tell))
+
+
 if __name__ == "__main__":
     main()

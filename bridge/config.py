@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,20 @@ def config_path() -> Path | None:
         base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
         places.append(base / "gradbridge" / NAME)
     return next((path for path in places if path.is_file()), None)
+
+
+def cache_folder() -> Path:
+    """Where environments and what is known of them are kept: ``GRADBRIDGE_CACHE``, else the user's cache."""
+    own = os.environ.get("GRADBRIDGE_CACHE")
+    if not own and not os.environ.get("XDG_CACHE_HOME") and Path("~").expanduser() == Path("~"):
+        return Path(tempfile.gettempdir()) / "gradbridge"  # an account without a home
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradbridge"
+
+
+def added_environments() -> dict[str, str]:
+    """Environments that ``gradbridge env add`` made: line (``mxnet-1.9.1``) -> interpreter."""
+    folders = sorted((cache_folder() / "envs").glob("mxnet-*[0-9]"))
+    return {folder.name: str(folder / "bin" / "python") for folder in folders}
 
 
 def load_config() -> dict[str, Any]:

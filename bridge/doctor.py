@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from bridge.backends import flux, mxnet, recorded
+from bridge.backends.base import LiveBackend
 from bridge.backends.registry import Sources
 from bridge.config import config_path, load_config
 from bridge.errors import BadInputError
@@ -37,7 +38,7 @@ class Finding:
 
 
 def examine(sources: Sources) -> list[Finding]:
-    """Look at everything a run could use; starts one MXNet worker, and Julia only where its version is not known."""
+    """Look at everything a run could use; starts each MXNet, and Julia only where its version is not known."""
     findings = [_python(), _reference(), *_mxnet(), _julia()]
     config = load_config()
     recordings = recorded.find([*sources.recordings, *map(Path, config["recordings"])])
@@ -54,8 +55,8 @@ def examine(sources: Sources) -> list[Finding]:
 
 def healthy(findings: list[Finding]) -> bool:
     """Whether at least MXNet and the reference run."""
-    state = {finding.what.partition("-")[0]: finding.state for finding in findings}
-    return state.get("reference") == "found" and state.get("mxnet") == "found"
+    found = {finding.what.partition("-")[0] for finding in findings if finding.state == "found"}
+    return {"reference", "mxnet"} <= found
 
 
 def _python() -> Finding:
@@ -77,19 +78,25 @@ def _reference() -> Finding:
 
 
 def _mxnet() -> list[Finding]:
-    (unrolled,) = [backend for backend in mxnet.backends() if backend.name.endswith("/unrolled")]
+    return [_line(backend) for backend in mxnet.backends() if backend.name.endswith("/unrolled")]
+
+
+def _line(unrolled: LiveBackend) -> Finding:
     what = unrolled.name.partition("/")[0]
-    remedy = f"pip install mxnet=={mxnet.PINNED} 'numpy<2'"
+    spec = "==".join(what.rsplit("-", 1))
+    added = unrolled.launch.python != sys.executable
+    remedy = f"gradbridge env remove {spec}; gradbridge env add {spec}" if added else f"pip install {spec} 'numpy<2'"
     if unrolled.unavailable:
-        return [Finding(what, "missing", unrolled.unavailable, remedy)]
+        return Finding(what, "missing", unrolled.unavailable, remedy)
     worker = Worker(unrolled.launch, 60)
     try:
         info = worker.start()
     except WorkerError as error:
-        return [Finding(what, "broken", str(error), remedy)]
+        return Finding(what, "broken", str(error), remedy)
     finally:
         worker.stop()
-    return [Finding(what, "found", " ".join(f"{key}={value}" for key, value in info.items()))]
+    where = f"; in {Path(unrolled.launch.python).parent.parent}" if added else ""
+    return Finding(what, "found", " ".join(f"{key}={value}" for key, value in info.items()) + where)
 
 
 def _julia() -> Finding:

@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from bridge.arithmetic import Array
 from bridge.backends.base import Session, WorkerSession, shared
 from bridge.backends.recorded import Recording
 from bridge.case import Case
+from bridge.config import cache_folder
 from bridge.errors import BadInputError, UnsupportedError
 from bridge.options import Workaround
 from bridge.workers import Launch, Worker, WorkerError
@@ -202,14 +202,6 @@ class Line:
     variants: tuple[str, ...] = ()
     seconds: float | None = None
     installed: bool = True
-
-
-def cache_folder() -> Path:
-    """Where environments and what is known of them are kept: ``GRADBRIDGE_CACHE``, else the user's cache."""
-    own = os.environ.get("GRADBRIDGE_CACHE")
-    if not own and not os.environ.get("XDG_CACHE_HOME") and Path("~").expanduser() == Path("~"):
-        return Path(tempfile.gettempdir()) / "gradbridge"  # an account without a home
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradbridge"
 
 
 def managed_lines() -> list[Line]:

@@ -13,6 +13,7 @@ import functools
 import importlib.metadata
 import platform
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,11 +23,22 @@ from bridge.answers import SPECIAL, Answer, Reply, Task
 from bridge.arithmetic import Array
 from bridge.backends.base import LiveBackend
 from bridge.case import GATES, PARAM_NAMES, REQUESTABLE, Case, Weights
+from bridge.config import added_environments
 from bridge.errors import BadInputError, UnsupportedError
 from bridge.options import Workaround
 from bridge.workers import Launch
 
 PINNED = "2.0.0b1"
+DISTRIBUTIONS = ("mxnet", "mxnet-native")
+"""What pip calls MXNet; the second is a build without oneDNN."""
+
+BESIDE = (
+    'numpy==1.23.5; python_version < "3.12"',
+    'numpy==1.26.4; python_version >= "3.12"',
+    'setuptools<81; python_version >= "3.12"',  # MXNet imports distutils
+)
+"""What pip installs beside an MXNet in an environment of its own, so that wheels of 1.x load too."""
+
 KERNELS = ("native", "onednn")
 VARIANTS = (
     "fused-onednn",
@@ -53,24 +65,46 @@ _REFUSAL = re.compile(r"not (?:yet )?(?:be )?(?:supported|implemented|available)
 
 
 def backends() -> list[LiveBackend]:
-    """Every variant of the MXNet that this Python has (or would have)."""
+    """Every variant of the MXNet that this Python has (or would have), then of those that ``gradbridge env`` added."""
     try:
         version, missing = importlib.metadata.version("mxnet"), ""
     except importlib.metadata.PackageNotFoundError:
         version, missing = PINNED, f"MXNet is not installed here; get it with: pip install mxnet=={PINNED}"
+    lines = {f"mxnet-{version}": (sys.executable, missing)}
+    for line, python in added_environments().items():
+        if missing or line not in lines:
+            lines[line] = python, ""
+    return [backend for line, (python, why_not) in lines.items() for backend in variants(line, python, why_not)]
+
+
+def variants(line: str, python: str, unavailable: str = "") -> list[LiveBackend]:
+    """Every variant of one MXNet.
+
+    Parameters
+    ----------
+    line : ``mxnet-<version>`` or ``mxnet-native-<version>``, what stands before the ``/`` of their names.
+    python : the interpreter that has it.
+    unavailable : why it has not, or empty.
+    """
+    isolated = {"PYTHONPATH": ""} if python != sys.executable else {}
     found = []
     for variant in VARIANTS:
         way, _, kernel = variant.partition("-")
         switched = kernel or "onednn"  # gluon cells do without the RNN operator; they go where there is less to do
-        switch = {_switch(version): "1" if switched == "onednn" else "0"}
+        switch = {_switch(line): "1" if switched == "onednn" else "0"}
         found.append(
             LiveBackend(
-                name=f"mxnet-{version}/{variant}",
+                name=f"{line}/{variant}",
                 about=_WAYS[way] + (f", {'oneDNN' if kernel == 'onednn' else 'native'} kernel" if kernel else ""),
-                launch=Launch("bridge.backends.mxnet", {}, {**switch, "MXNET_CPU_WORKER_NTHREADS": "1"}),
-                unavailable=missing,
+                launch=Launch(
+                    "bridge.backends.mxnet",
+                    {},
+                    {**isolated, **switch, "MXNET_CPU_WORKER_NTHREADS": "1"},
+                    python=python,
+                ),
+                unavailable=unavailable,
                 variant=variant,
-                group=f"mxnet-{version}, {switched} kernel",
+                group=f"{line}, {switched} kernel",
                 workarounds=_workarounds(way, kernel),
                 understands=SPECIAL,
             )
@@ -88,8 +122,9 @@ def _workarounds(way: str, kernel: str) -> tuple[Workaround, ...]:
     )
 
 
-def _switch(version: str) -> str:
-    return "MXNET_USE_MKLDNN_RNN" if version.startswith("1.") else "MXNET_USE_ONEDNN_RNN"
+def _switch(line: str) -> str:
+    old = line.rpartition("-")[2].startswith("1.")
+    return "MXNET_USE_MKLDNN_RNN" if old else "MXNET_USE_ONEDNN_RNN"
 
 
 # -- layout ------------------------------------------------------------------------------------------------------
@@ -570,7 +605,7 @@ def _request(task: Task) -> str:
     return "add" if task.accumulate > 1 else "write"
 
 
-def _identity(inputs: Any) -> Any:
+def _identity(inputs: Any, name: str = "") -> Any:  # 1.x gives it a name
     return inputs
 
 
