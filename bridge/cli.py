@@ -126,6 +126,7 @@ def _flux() -> Any:
 @click.option("--loss-steps", is_flag=True, help="Also ask for the gradient of each output step alone.")
 @click.option("--jacobian", is_flag=True, help="Also measure dL_s/dx_t for every output step s and input step t.")
 @click.option("--relations", is_flag=True, help="Also check properties that need no reference.")
+@click.option("--matrix", is_flag=True, help="Run every version at hand and tell which shows which finding.")
 @click.option("--fail-on-disagreement", is_flag=True, help="Exit with 1 when anything disagrees.")
 def compare(
     cases: tuple[str, ...],
@@ -135,6 +136,7 @@ def compare(
     loss_steps: bool,
     jacobian: bool,
     relations: bool,
+    matrix: bool,
     fail_on_disagreement: bool,
     **sources: Any,
 ) -> None:
@@ -153,12 +155,15 @@ def compare(
         patterns or None,
         out,
         sources,
+        matrix=matrix,
         timeout=timeout,
         loss_steps=loss_steps,
         jacobian=jacobian,
         relations=relations,
     )
     _show(lambda: terminal.print_comparison(comparison, terminal.console(), None if unsaved else out))
+    if matrix:
+        _show(lambda: terminal.print_matrix(comparison.matrix, terminal.console()))
     _finish(comparison, unsaved)
     if fail_on_disagreement and comparison.disagreements:
         sys.exit(EXIT_DISAGREEMENT)
@@ -199,17 +204,21 @@ def _run(
     out: str,
     sources: dict[str, Any],
     skip: tuple[str, ...] = (),
+    matrix: bool = False,
     **how: Any,
 ) -> tuple[Comparison, BadInputError | None]:
     """Check all input before anything is made, run with progress, save; what could not be saved can still be shown."""
     import bridge
-    from bridge.backends.registry import select
+    from bridge.backends.registry import every_version, select
     from bridge.comparison import load_cases
     from bridge.report import terminal
-    from bridge.report.files import check_writable
+    from bridge.report.files import check_writable, write_csv
 
     loaded = load_cases(cases or None)
-    backends = select(patterns, _sources(**sources))
+    places = _sources(**sources)
+    backends = select(patterns, places)
+    if matrix:
+        backends = every_version(backends, places)
     check_writable(out)
     _announce(backends)
     _interrupt_once()
@@ -217,6 +226,8 @@ def _run(
         comparison = bridge.compare(loaded, backends, progress=progress, **how)
     try:
         comparison.save(out, skip)
+        if matrix:
+            write_csv(comparison.matrix, Path(out) / "matrix.csv")
     except BadInputError as error:
         return comparison, error
     return comparison, None

@@ -421,6 +421,13 @@ class Comparison:
         return tables.backends(self.backend_rows)
 
     @cached_property
+    def matrix(self) -> pd.DataFrame:
+        """One row per fault and backend variant, a column per version; see :func:`bridge.matrix.matrix`."""
+        from bridge.matrix import matrix
+
+        return matrix(self.summary, (row["backend"] for row in self.backend_rows))
+
+    @cached_property
     def not_repeatable(self) -> pd.DataFrame:
         """Both values of every element whose bits differed between two identical calls."""
         from bridge.report import tables

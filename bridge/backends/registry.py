@@ -6,12 +6,44 @@ import dataclasses
 import fnmatch
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
+
+from packaging.version import InvalidVersion, Version
 
 from bridge.backends import flux, mxnet, recorded
 from bridge.backends.base import Backend, LiveBackend
 from bridge.config import load_config
 from bridge.errors import BadInputError
 from bridge.workers import WorkerError
+
+
+class BackendName(NamedTuple):
+    """A backend's name taken apart: ``mxnet-native-1.8.0.post0/unrolled`` is a build of MXNet.
+
+    Attributes
+    ----------
+    framework : ``mxnet``.
+    line : ``mxnet-native-1.8.0.post0``.
+    variant : ``unrolled``.
+    """
+
+    framework: str
+    line: str
+    variant: str
+
+    @classmethod
+    def parse(cls, name: str) -> BackendName:
+        """Take a name apart; one without a version is a framework of its own."""
+        line, _, variant = name.partition("/")
+        family = line.rpartition("-")[0] or line
+        return cls("mxnet" if family in mxnet.DISTRIBUTIONS else family, line, variant)
+
+    def age(self) -> tuple[Version, str]:
+        """Sort key among the lines of one framework, oldest first."""
+        try:
+            return Version(self.line.rpartition("-")[2]), self.line
+        except InvalidVersion:
+            return Version("0"), self.line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +93,19 @@ def select(patterns: Iterable[str | Backend] | None, sources: Sources | None = N
     return list({backend.name: backend for backend in chosen}.values())
 
 
+def every_version(chosen: Iterable[Backend], sources: Sources | None = None) -> list[Backend]:
+    """Return the chosen backends with the same variants of every other version at hand."""
+    chosen = list(chosen)
+
+    def kind(backend: Backend) -> tuple[str, str]:
+        name = BackendName.parse(backend.name)
+        return name.framework, name.variant
+
+    kinds = set(map(kind, chosen))
+    more = [backend for backend in all_backends(sources or Sources()) if kind(backend) in kinds]
+    return list({backend.name: backend for backend in [*chosen, *more]}.values())
+
+
 def all_backends(sources: Sources) -> list[Backend]:
     """Every backend that a pattern can name, MXNet first, then Flux by version."""
     return [*mxnet.backends(), *flux_backends(sources)]
@@ -81,7 +126,7 @@ def flux_backends(sources: Sources) -> list[Backend]:
         if recording.line.startswith("flux-") and recording.line.removeprefix("flux-") not in at_hand
         for variant in recording.variants
     ]
-    return [*sorted([*live, *rest], key=_version), *broken]
+    return [*sorted([*live, *rest], key=lambda backend: BackendName.parse(backend.name).age()), *broken]
 
 
 def _lines(
@@ -112,11 +157,6 @@ def _how_to_get(line: str) -> str:
 
 def _telling(name: str) -> bool:
     return name.startswith("flux-unknown/") or name.partition("/")[2] in flux.TELLING
-
-
-def _version(backend: Backend) -> tuple[int, ...]:
-    digits = backend.name.partition("/")[0].removeprefix("flux-").split(".")
-    return tuple(int(part) if part.isdigit() else 0 for part in digits)
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -19,6 +19,7 @@ from rich.table import Table
 from bridge.comparison import Comparison, Progress
 from bridge.diagnosis import Finding, how_well
 from bridge.investigation import Cell, Investigation, label
+from bridge.matrix import FIXED
 from bridge.verdicts import AGREES, NO_VALUES, SHORT, Block, Outcome
 
 if TYPE_CHECKING:
@@ -226,6 +227,30 @@ def _abbreviated(names: Sequence[str]) -> str:
     return ", ".join(
         f"{line}/{found[0]}" if len(found) == 1 else f"{line}/{{{', '.join(found)}}}" for line, found in by_line.items()
     )
+
+
+def print_matrix(matrix: pd.DataFrame, console: Console) -> None:
+    """Print a table per fault: a column per version, a line for all variants that are alike."""
+    framework = matrix["backend"].str.partition("/")[0].rename("framework")
+    for (who, fault, cases), rows in matrix.groupby([framework, "fault", "cases"], sort=False):
+        console.print(escape(f"{who}, {fault} (on {', '.join(str(cases).split())})"), style="bold", soft_wrap=True)
+        lines = [line for line in matrix.columns[len(FIXED) :] if (rows[line] != "").all()]
+        table = Table(box=None, pad_edge=False)
+        table.add_column(overflow="fold")
+        for line in lines:
+            table.add_column(escape(line.removeprefix(f"{who}-")))
+        for cells, alike in rows.groupby(lines, sort=False):
+            variants = " ".join(name.partition("/")[2] for name in alike["backend"])
+            table.add_row(f"  {escape(variants)}", *map(_styled_cell, cells))
+        console.print(table)
+        console.print()
+    if not len(matrix):
+        console.print("no version shows a finding")
+
+
+def _styled_cell(cell: str) -> str:
+    style = {"shows": "bold red", "does not show": "green", "wrong otherwise": "bold red"}.get(cell, "dim")
+    return f"[{style}]{cell}[/]"
 
 
 def print_relations(case: Case, results: Sequence[tuple[str, Result]], console: Console) -> None:
