@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WHAT ?=
 
-.PHONY: setup compare test check results format clean
+.PHONY: setup compare test check results matrix format clean
 
 setup: $(STAMP)
 
@@ -32,7 +32,12 @@ check: $(STAMP)
 	$(BIN)/fatou format --check julia
 
 results: $(STAMP)
-	$(BIN)/gradbridge compare --no-live --out results/seed
+	GRADBRIDGE_CACHE=$(VENV)/cache $(BIN)/gradbridge compare --no-live --out results/seed
+
+matrix: $(STAMP)
+	$(BIN)/gradbridge env add mxnet==1.9.1 mxnet-native==1.8.0.post0
+	$(BIN)/gradbridge compare mxnet-21143 --matrix --backend 'mxnet-2.0.0b1' --out $(VENV)/matrix
+	mkdir -p results/matrix && cp $(VENV)/matrix/matrix.csv $(VENV)/matrix/summary.csv results/matrix
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

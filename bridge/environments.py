@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,9 +61,6 @@ class Environment(Protocol):
     @property
     def folder(self) -> Path: ...  # noqa: D102
 
-    def why_not(self) -> str:
-        """Say why there is nothing to add; empty where there is."""
-
     def create(self, unfinished: Path, says: Says) -> None:
         """Make it, by way of a folder that marks what is not finished; its caller removes both if this raises."""
 
@@ -88,23 +88,10 @@ class PipEnvironment:
         """The virtual environment."""
         return _envs() / self.line
 
-    def why_not(self) -> str:
-        """Say where this version is already."""
-        if self.folder.is_dir():
-            return f"{self.spec} is there already: {self.folder}"
-        if any(b.name.startswith(f"{self.line}/") and not b.unavailable for b in mxnet.backends()):
-            return f"{self.spec} is installed in this Python already"
-        return ""
-
     def create(self, unfinished: Path, says: Says) -> None:
         """Install, compute a gradient, rename."""
         says(f"{self.spec}: pip installs it in an environment of its own")
-        try:
-            venv.EnvBuilder(with_pip=True).create(unfinished)
-        except subprocess.CalledProcessError:
-            raise EnvironmentFailedError(
-                "this Python cannot make virtual environments (on Debian: apt install python3-venv)"
-            ) from None
+        venv.create(unfinished, symlinks=True)
         python = unfinished / "bin" / "python"
         self._install(python, says)
         says(f"{self.spec}: trying it")
@@ -112,10 +99,17 @@ class PipEnvironment:
         unfinished.rename(self.folder)
 
     def _install(self, python: Path, says: Says) -> None:
-        command = [str(python), "-I", "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-        command += ["--progress-bar", "off", "--only-binary", ":all:", self.spec, *mxnet.BESIDE]
+        command = [sys.executable, "-I", "-m", "pip", "--python", str(python), "install", "--disable-pip-version-check"]
+        command += ["--no-input", "--progress-bar", "off", "--only-binary", ":all:", self.spec, *mxnet.BESIDE]
         lines = []
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
+        with subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": ""},
+            start_new_session=True,  # pip starts another pip with the environment's interpreter; both end together
+        ) as pip:
             assert pip.stdout is not None
             try:
                 for line in map(str.strip, pip.stdout):
@@ -123,7 +117,7 @@ class PipEnvironment:
                     if line.startswith(f"Downloading {self.distribution.replace('-', '_')}"):
                         says(line)
             except BaseException:
-                pip.kill()
+                os.killpg(pip.pid, signal.SIGKILL)
                 raise
         if pip.returncode:
             raise self._explained("\n".join(lines))
@@ -187,10 +181,6 @@ class JuliaEnvironment:
         """The Julia project."""
         return cache_folder() / f"flux-{self.key}"
 
-    def why_not(self) -> str:
-        """Say where juliapkg has it already."""
-        return f"{self.spec} is there already: {self.line.origin}" if self.line.installed else ""
-
     def create(self, unfinished: Path, says: Says) -> None:
         """Start it once; Julia's projects hold absolute paths and cannot be renamed."""
         says(f"{self.spec}: juliapkg installs Julia and Flux {flux.MANAGED[self.key]}, which takes minutes")
@@ -241,8 +231,10 @@ def add(spec: str, says: Says) -> str:
     """
     wanted = parse(spec)
     with _alone(says):
-        if there := wanted.why_not():
-            return there
+        if wanted in present():
+            return f"{wanted.spec} is there already: {wanted.folder}"
+        if any(b.name.startswith(f"{wanted.folder.name}/") and not b.unavailable for b in mxnet.backends()):
+            return f"{wanted.spec} is installed in this Python already"
         unfinished = _envs() / f".{wanted.folder.name}"
         try:
             wanted.create(unfinished, says)
@@ -271,10 +263,10 @@ def remove(spec: str, says: Says) -> str:
     wanted = parse(spec)
     with _alone(says):
         there = present()
-        if wanted.spec not in [found.spec for found in there]:
-            raise BadInputError(
-                spec, "", f"one of {', '.join(found.spec for found in there) or 'none'}", "no such environment"
-            )
+        if wanted not in there:
+            known = " or ".join(one.spec for one in there) or "an environment that is there (there is none)"
+            raise BadInputError("environment", "", known, wanted.spec)
+        wanted = there[there.index(wanted)]  # whose version is written in full
         unfinished = _envs() / f".{wanted.folder.name}"
         if isinstance(wanted, JuliaEnvironment):
             unfinished.mkdir()

@@ -7,6 +7,25 @@ import sys
 import pytest
 
 import bridge
+from bridge.config import cache_folder
+
+USERS_CACHE = str(cache_folder())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def empty_cache(tmp_path_factory):
+    """Keep what the user has added to gradbridge out of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADBRIDGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def users_cache(empty_cache):
+    """Let live tests see what the user has added."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADBRIDGE_CACHE", USERS_CACHE)
+        yield
 
 
 @pytest.fixture(scope="session")

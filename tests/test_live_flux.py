@@ -20,7 +20,7 @@ def found():
 
 
 @pytest.fixture(scope="module", params=range(4))
-def line(request):
+def line(request, users_cache):
     """A live line's worker, with what it says of itself."""
     lines = found()
     if not lines:
