@@ -133,7 +133,7 @@ class PipEnvironment:
         if broken := re.search(r"connection broken by '(\w+)\(.*?(\[Errno -?\d+\] [\w ]+)?'?\)", said):
             return EnvironmentFailedError(f"pip reaches no package index ({broken[2] or broken[1]})")
         errors = re.findall(r"^ERROR: (?!Ignored the following)(.*)", said, re.M)
-        return EnvironmentFailedError(f"pip says: {errors[0] if errors else said.strip().splitlines()[-1]}")
+        return EnvironmentFailedError(f"pip says: {[*errors, *said.splitlines()[-1:], 'nothing'][0]}")
 
     def _probe(self, python: Path) -> None:
         """Have the environment's MXNet compute a tiny gradient."""
