@@ -73,6 +73,14 @@ class Task:
                 given[name] = _longer(given[name], int(axis))
         return given, heads
 
+    def alone(self) -> Case:
+        """Return a case that says the same on its own: the first steps of ``x``, with the loss step as its head."""
+        case, length = self.case, self.seq_len
+        changes: dict[str, Any] = {"head": case.head if isinstance(case.head, str) else case.head[:length]}
+        if self.loss_step is not None:
+            changes = dict(zip(("head", "head_hn", "head_cn"), self.heads(), strict=True))
+        return case.replace(x=case.x[:length], seq_lens=(), **changes)
+
 
 @dataclasses.dataclass(frozen=True)
 class Answer:

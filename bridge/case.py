@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bridge.errors import BadInputError
+from bridge.limits import KEYS, not_covered
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -724,6 +725,8 @@ def _explain(where: str, message: str) -> BadInputError:
     if match := re.fullmatch(r"Object missing required field `(\w+)`", text):
         return BadInputError(where, ".".join(filter(None, [key, match[1]])), "this key", "none")
     if match := re.fullmatch(r"Object contains unknown field `(.*)`", text, re.DOTALL):
+        if match[1] in KEYS:
+            return not_covered(where, match[1], KEYS[match[1]], "this key")
         cell = re.fullmatch(r"params\[\d+\]\[\d+\]", key)
         known = ("npz", "key") if key and not cell else PARAM_NAMES if cell else _file_format().__struct_fields__
         return BadInputError(where, key, f"keys out of {', '.join(known)}", f"the unknown key {_shown(match[1])}")

@@ -18,6 +18,7 @@ import numpy as np
 import bridge
 from bridge.answers import Reply, Task
 from bridge.backends.base import Backend
+from bridge.backends.callables import Function
 from bridge.backends.recorded import RecordedBackend
 from bridge.backends.registry import Sources, select
 from bridge.case import Case, load_case, shipped_cases
@@ -50,7 +51,7 @@ class Progress:
 
 def compare(
     cases: Case | str | os.PathLike[str] | Iterable[Case | str | os.PathLike[str]] | None = None,
-    backends: Iterable[str | Backend] | None = None,
+    backends: Iterable[str | Backend | Function] | None = None,
     *,
     timeout: float | None = None,
     loss_steps: bool = False,
@@ -65,8 +66,9 @@ def compare(
     ----------
     cases : Case, name, path, or several of them
         All shipped cases by default.
-    backends : patterns or backends
-        Wildcards against names such as ``mxnet-2.0.0b1/fused-native``; the default set if None.
+    backends : patterns, backends or callables
+        Wildcards against names such as ``mxnet-2.0.0b1/fused-native``; the default set if None. A callable
+        ``(case) -> dict of arrays`` is a backend in this process, see :func:`bridge.as_backend`.
     timeout : float, optional
         Seconds one task may take in a backend; 60 by default, 600 for Flux, which compiles at its first call.
     loss_steps : bool

@@ -486,8 +486,7 @@ def prefix(case: Case, seq_len: int | None) -> Case:
     length = case.check_length(seq_len)
     if length == case.seq_len:
         return case
-    head = case.head if isinstance(case.head, str) else case.head[:length]
-    return case.replace(x=case.x[:length], head=head, seq_lens=())
+    return Task(case, length).alone()
 
 
 def _head(case: Case, seq_len: int | None = None) -> Array:

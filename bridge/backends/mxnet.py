@@ -25,6 +25,7 @@ from bridge.backends.base import LiveBackend
 from bridge.case import GATES, PARAM_NAMES, REQUESTABLE, Case, Weights
 from bridge.config import added_environments
 from bridge.errors import BadInputError, UnsupportedError
+from bridge.limits import DROPOUT, LENGTHS, PROJECTION, not_covered
 from bridge.options import Workaround
 from bridge.workers import Launch
 
@@ -178,16 +179,14 @@ def fields_from_gluon(layer: Any, x: Any, states: Any) -> dict[str, Any]:
     mode = getattr(layer, "_mode", None)
     if mode not in GATES or not hasattr(layer, "_num_layers"):
         raise BadInputError(where, "", "a gluon.rnn RNN, LSTM or GRU layer", type(layer).__name__)
-    for attribute, means in (
-        ("_projection_size", "projection"),
-        ("_dropout", "dropout"),
-        ("_lstm_state_clip_min", "state clipping"),
-        ("_use_sequence_length", "variable sequence lengths"),
+    for attribute, what in (
+        ("_projection_size", PROJECTION),
+        ("_dropout", DROPOUT),
+        ("_lstm_state_clip_min", "clipping of the cell state"),
+        ("_use_sequence_length", LENGTHS),
     ):
         if getattr(layer, attribute, None):
-            raise BadInputError(
-                where, attribute.strip("_"), f"no {means} (a case has none)", repr(getattr(layer, attribute))
-            )
+            raise not_covered(where, attribute.strip("_"), what, repr(getattr(layer, attribute)))
     sequence = _numpy(x)
     if sequence.ndim != 3:
         raise BadInputError(where, "x", f"a batch of sequences, layout {layer._layout}", f"shape {sequence.shape}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from packaging.version import InvalidVersion, Version
 
-from bridge.backends import flux, mxnet, recorded
+from bridge.backends import callables, flux, mxnet, recorded, torch
 from bridge.backends.base import Backend, LiveBackend
 from bridge.config import load_config
 from bridge.errors import BadInputError
@@ -65,27 +66,30 @@ class Sources:
     says: Callable[[str], None] | None = None
 
 
-def select(patterns: Iterable[str | Backend] | None, sources: Sources | None = None) -> list[Backend]:
+def select(
+    patterns: Iterable[str | Backend | callables.Function] | None, sources: Sources | None = None
+) -> list[Backend]:
     """Backends whose name matches any pattern (shell wildcards; a pattern without ``/`` matches either half).
 
-    Without patterns: every MXNet variant and a handful of telling Flux variants.
+    Without patterns: every MXNet variant and a handful of telling Flux variants. A callable is a backend of its own.
 
     Raises
     ------
     BadInputError
-        For a pattern that matches nothing.
+        For a pattern that matches nothing, or what is neither pattern, backend nor callable.
     """
     sources = sources or Sources()
     if patterns is None:
-        return [b for b in all_backends(sources) if not b.name.startswith("flux-") or _telling(b.name)]
+        return [*mxnet.backends(), *(b for b in flux_backends(sources) if _telling(b.name))]
     chosen: list[Backend] = []
     known: list[Backend] | None = None
     for pattern in patterns:
         if not isinstance(pattern, str):
-            chosen.append(pattern)
+            chosen.append(_backend(pattern, chosen))
             continue
         known = all_backends(sources) if known is None else known
         matching = [backend for backend in known if _matches(backend.name, pattern)]
+        matching = matching or [backend for backend in torch.missing() if _matches(backend.name, pattern)]
         if not matching:
             families = ", ".join(dict.fromkeys(backend.name.partition("/")[0] + "/..." for backend in known))
             raise BadInputError("backend", "", f"a pattern that matches one of {families}", repr(pattern))
@@ -107,8 +111,18 @@ def every_version(chosen: Iterable[Backend], sources: Sources | None = None) -> 
 
 
 def all_backends(sources: Sources) -> list[Backend]:
-    """Every backend that a pattern can name, MXNet first, then Flux by version."""
-    return [*mxnet.backends(), *flux_backends(sources)]
+    """Every backend that a pattern can name: MXNet, Flux by version, PyTorch where installed, other packages' own."""
+    return [*mxnet.backends(), *flux_backends(sources), *torch.backends(), *callables.entry_point_backends()]
+
+
+def _backend(given: Backend | callables.Function, others: Iterable[Backend]) -> Backend:
+    """Take a backend as it is, and make one of a callable; every lambda is called ``lambda``, so they are numbered."""
+    if hasattr(given, "open"):
+        return cast("Backend", given)
+    made = callables.as_backend(given)
+    taken = {other.name for other in others}
+    names = itertools.chain([made.name], (f"{made.name}-{n}" for n in itertools.count(2)))
+    return dataclasses.replace(made, name=next(name for name in names if name not in taken))
 
 
 def flux_backends(sources: Sources) -> list[Backend]:

@@ -172,6 +172,8 @@ for wrong, call in {
     "size": lambda: bridge.Case.from_gluon(layer, mx.np.zeros((4, 5, 7))),
     "dropout": lambda: bridge.Case.from_gluon(mx.gluon.rnn.RNN(3, dropout=0.5), x),
     "flat": lambda: bridge.Case.from_gluon(layer, mx.np.zeros((4, 5))),
+    "projected": lambda: bridge.Case.from_gluon(mx.gluon.rnn.LSTM(3, projection_size=2), x),
+    "lengths": lambda: bridge.Case.from_gluon(mx.gluon.rnn.LSTM(3, use_sequence_length=True), x),
 }.items():
     try:
         call()
@@ -188,7 +190,9 @@ def test_from_gluon_takes_the_weights_of_a_live_layer(run_python):
         name, head, dtype, error = line.split()
         assert (name, head, dtype) == ("mine", "last", "float32")
         assert float(error) < 1e-6
-    assert [line.split()[0] for line in lines[3:]] == ["dense", "raw", "size", "dropout", "flat"]
+    refused = {line.split()[0]: line for line in lines[3:]}
+    assert list(refused) == ["dense", "raw", "size", "dropout", "flat", "projected", "lengths"]
+    assert all("not covered, see docs/limits.md" in refused[name] for name in ("dropout", "projected", "lengths"))
     assert all("expected" in line and "found" in line for line in lines[3:])
 
 

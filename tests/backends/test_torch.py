@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import itertools
 import types
 from typing import Any
 
 import numpy as np
 import pytest
+from random_cases import HEADS, random_case
 
+import bridge
 from bridge import BadInputError, Case
+from bridge.backends import torch as torch_backend
+from bridge.backends.registry import Sources, select
 from bridge.backends.torch import fields_from_torch
 from bridge.case import PARAM_NAMES
 from bridge.reference import gradients
@@ -105,8 +111,18 @@ def test_dropout_that_does_nothing_is_no_obstacle() -> None:
         (object(), X, None, "torch module object: expected a torch.nn.RNN, LSTM or GRU, found object"),
         (duck("LSTM_CELL"), X, None, ": expected a torch.nn.RNN, LSTM or GRU, found SimpleNamespace"),
         (types.SimpleNamespace(mode="LSTM"), X, None, ": expected a torch.nn.RNN, LSTM or GRU, found SimpleNamespace"),
-        (duck(proj_size=1), X, None, "proj_size: expected 0 (a case has no projection), found 1"),
-        (duck(dropout=0.5), X, None, "dropout: expected 0, or the module in eval mode, found 0.5 in training"),
+        (
+            duck(proj_size=1),
+            X,
+            None,
+            "proj_size: expected none (a projection of the hidden state is not covered, see docs/limits.md), found 1",
+        ),
+        (
+            duck(dropout=0.5),
+            X,
+            None,
+            "dropout: expected none (dropout above 0 is not covered, see docs/limits.md), found 0.5 in training mode",
+        ),
         (duck(), X[0], None, "x: expected a batched sequence (T, B, I), found shape (4, 3)"),
         (duck(batch_first=True), X[0], None, "x: expected a batched sequence (B, T, I), found shape (4, 3)"),
         (duck(), "text", None, "x: expected a tensor or array of numbers, found str"),
@@ -207,3 +223,61 @@ def test_torch_modules_and_inputs_that_do_not_fit_are_refused(torch: Any, kind: 
         module = getattr(module, kind)()
     with pytest.raises(BadInputError, match=r"^torch module .*: expected .*, found "):
         Case.from_torch(module, x)
+
+
+# -- torch.nn as a live backend ----------------------------------------------------------------------------------
+
+live = pytest.mark.live
+
+
+def torch_verdicts(cases: Any, **how: Any) -> Any:
+    pytest.importorskip("torch", reason="torch is not installed: pip install gradbridge[torch]")
+    return bridge.compare(cases, ["torch-*"], **how).summary
+
+
+@live
+def test_it_agrees_on_every_shipped_case() -> None:
+    table = torch_verdicts(None)
+    identity = table["case"] == "flux-1547"
+    assert set(table["verdict"][~identity]) == {"agrees"}
+    assert set(table["verdict"][identity]) == {"unsupported"}
+    assert set(table["reason"][identity]) == {"torch.nn.RNN has no identity activation"}
+    assert set(table["case"]) == set(bridge.shipped_cases())
+
+
+@live
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_it_agrees_for_every_mode_head_and_subset_of_requests(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    cases = []
+    for mode in ("rnn_tanh", "rnn_relu", "lstm", "gru"):
+        names = ("x", "params", "h0", "c0")[: 4 if mode == "lstm" else 3]
+        subsets = [s for n in range(1, len(names) + 1) for s in itertools.combinations(names, n)]
+        for number, requested in enumerate(subsets):
+            name = f"{mode}-{'-'.join(requested)}"
+            head = HEADS[number % len(HEADS)]
+            cases.append(random_case(rng, mode=mode, dtype=dtype, requested=requested, head=head, name=name, T=6))
+    assert {(c.layers, c.directions) for c in cases} == {(1, 1), (1, 2), (2, 1), (2, 2)}
+    table = torch_verdicts(cases, loss_steps=True)
+    assert set(table["verdict"]) == {"agrees"}
+    assert len(table) == sum(len(case.quantities) for case in cases)
+
+
+@live
+def test_its_relations_hold_accumulation_too() -> None:
+    pytest.importorskip("torch", reason="torch is not installed: pip install gradbridge[torch]")
+    case = random_case(np.random.default_rng(3), mode="gru", layers=1, bidirectional=0, T=4, B=2, H=3, I=2)
+    found = bridge.compare(case, ["torch-*"], relations=True).relations.set_index("relation")["verdict"]
+    assert "violated" not in set(found)
+    assert found["accumulation"] == "holds"
+
+
+def test_without_torch_it_is_not_listed_and_unavailable_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(torch_backend.importlib.metadata, "version", version)
+    assert not [b for b in select(["*"], Sources(live=False)) if b.name.startswith("torch")]
+    summary = bridge.compare("flux-gru", ["torch-*"]).summary
+    assert set(summary["verdict"]) == {"unavailable"}
+    assert set(summary["reason"]) == {"PyTorch is not installed; get it with: pip install gradbridge[torch]"}
