@@ -256,7 +256,7 @@ def test_it_agrees_for_every_mode_head_and_subset_of_requests(dtype: str) -> Non
         for number, requested in enumerate(subsets):
             name = f"{mode}-{'-'.join(requested)}"
             head = HEADS[number % len(HEADS)]
-            cases.append(random_case(rng, mode=mode, dtype=dtype, requested=requested, head=head, name=name, T=6))
+            cases.append(random_case(rng, mode=mode, dtype=dtype, requested=requested, head=head, name=name, T=4))
     assert {(c.layers, c.directions) for c in cases} == {(1, 1), (1, 2), (2, 1), (2, 2)}
     table = torch_verdicts(cases, loss_steps=True)
     assert set(table["verdict"]) == {"agrees"}
