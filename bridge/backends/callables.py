@@ -23,7 +23,7 @@ from bridge.case import QUANTITIES, Case
 from bridge.errors import BadInputError, UnsupportedError
 from bridge.options import Workaround
 from bridge.serve import answer
-from bridge.workers import Launch
+from bridge.workers import Launch, Worker
 
 GROUP = "gradbridge.backends"
 """The entry point group in which a package names its backends."""
@@ -81,7 +81,7 @@ class CallableBackend:
 
     Attributes
     ----------
-    name, about, source, workarounds, varies, accumulates, group : as in :class:`bridge.backends.base.Backend`; all
+    name, about, source, workarounds, varies, understands, group : as in :class:`bridge.backends.base.Backend`; all
         callables are of one group, since they share this process.
     function : the callable.
     """
@@ -93,9 +93,14 @@ class CallableBackend:
     group: str = "this process"
     workarounds: tuple[Workaround, ...] = ()
     varies: bool = True
-    accumulates: bool = False
+    understands: tuple[str, ...] = ()
 
-    def open(self, timeout: float | None, says: Callable[[str], None] | None = None) -> InProcess:
+    def open(
+        self,
+        timeout: float | None,
+        says: Callable[[str], None] | None = None,
+        workers: dict[str, Worker] | None = None,
+    ) -> InProcess:
         """Begin; there is nothing to start and no way to stop a call, so that ``timeout`` has no effect."""
         return InProcess(Served(self.function, {"framework": self.name.partition("/")[0]}))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bridge.answers import Answer, Reply, Task
+from bridge.answers import SPECIAL, Answer, Reply, Task
 from bridge.backends.base import LiveBackend
 from bridge.case import DTYPES, PARAM_NAMES, REQUESTABLE
 from bridge.errors import BadInputError, UnsupportedError
@@ -142,7 +142,7 @@ def missing() -> list[LiveBackend]:
 
 def _backend(version: str, unavailable: str = "") -> LiveBackend:
     about = "torch.nn.RNN, LSTM and GRU on the CPU"
-    return LiveBackend(f"torch-{version}/nn", about, Launch(__name__), unavailable, accumulates=True)
+    return LiveBackend(f"torch-{version}/nn", about, Launch(__name__), unavailable, understands=SPECIAL)
 
 
 # -- the worker's side -------------------------------------------------------------------------------------------
@@ -180,14 +180,12 @@ class Torch:
         case = task.case
         if case.mode == "rnn_identity":
             raise UnsupportedError("torch.nn.RNN has no identity activation")
-        given = {"x": case.x[: task.seq_len], "h0": case.h0}
-        if case.c0 is not None:
-            given["c0"] = case.c0
+        given, cotangents = task.inputs()
         tensors = {name: self.torch.from_numpy(array.copy()) for name, array in given.items()}
         for name, tensor in tensors.items():
             tensor.requires_grad_(name in case.requested)
-        module = self._module(case)
-        heads = [None if head is None else self.torch.from_numpy(head.copy()) for head in task.heads()]
+        module = self._module(case).train(task.training)
+        heads = [None if head is None else self.torch.from_numpy(head.copy()) for head in cotangents]
         for _ in range(task.accumulate):
             states = (tensors["h0"], tensors["c0"]) if "c0" in tensors else tensors["h0"]
             y, finals = module(tensors["x"], states)
