@@ -127,7 +127,8 @@ def _flux() -> Any:
 @click.option("--jacobian", is_flag=True, help="Also measure dL_s/dx_t for every output step s and input step t.")
 @click.option("--relations", is_flag=True, help="Also check properties that need no reference.")
 @click.option("--matrix", is_flag=True, help="Run every version at hand and tell which shows which finding.")
-@click.option("--fail-on-disagreement", is_flag=True, help="Exit with 1 when anything disagrees.")
+@click.option("--known", metavar="FILE", help="Accepted findings (TOML): tell what is new, and which have gone.")
+@click.option("--fail-on-disagreement", is_flag=True, help="Exit with 1 when anything disagrees; with --known, anew.")
 def compare(
     cases: tuple[str, ...],
     patterns: tuple[str, ...],
@@ -137,6 +138,7 @@ def compare(
     jacobian: bool,
     relations: bool,
     matrix: bool,
+    known: str | None,
     fail_on_disagreement: bool,
     **sources: Any,
 ) -> None:
@@ -148,8 +150,10 @@ def compare(
     Example:
       gradbridge compare mxnet-21143 --backend 'fused-*' --out run1
     """
+    from bridge.known import load_known
     from bridge.report import terminal
 
+    accepted = load_known(known) if known else ()
     comparison, unsaved = _run(
         cases,
         patterns or None,
@@ -164,8 +168,11 @@ def compare(
     _show(lambda: terminal.print_comparison(comparison, terminal.console(), None if unsaved else out))
     if matrix:
         _show(lambda: terminal.print_matrix(comparison.matrix, terminal.console()))
+    findings = comparison.sort(accepted)
+    if known:
+        _show(lambda: click.echo("\n".join(findings.lines)))
     _finish(comparison, unsaved)
-    if fail_on_disagreement and comparison.disagreements:
+    if fail_on_disagreement and findings.new:
         sys.exit(EXIT_DISAGREEMENT)
 
 

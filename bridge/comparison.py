@@ -25,13 +25,14 @@ from bridge.case import Case, load_case, shipped_cases
 from bridge.diagnosis import Ask, Finding, Investigator
 from bridge.errors import BadInputError
 from bridge.tolerance import SAMPLES, SEED, Truth, truth
-from bridge.verdicts import WRONG, Outcome, judge_reply
+from bridge.verdicts import NO_VALUES, WRONG, Outcome, judge_reply
 from bridge.workers import Worker, WorkerError
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from bridge.jacobian import JacobianMap
+    from bridge.known import Entry, Sorted
     from bridge.relations import Result
 
 
@@ -452,6 +453,16 @@ class Comparison:
     def disagreements(self) -> int:
         """How many (case, backend, quantity) have a value that is wrong, not finite or not repeatable."""
         return int(self.summary["verdict"].isin(WRONG).sum())
+
+    def sort(self, known: Sequence[Entry]) -> Sorted:
+        """Sort what is wrong into what a file of accepted findings knows and what is new; see :mod:`bridge.known`."""
+        from bridge.known import sort
+
+        summary = self.summary
+        wrong = summary[summary["verdict"].isin(WRONG)].rename(columns={"quantity": "quantities"})
+        judged = summary[~summary["verdict"].isin(NO_VALUES)]
+        looked = judged[["case", "backend", "quantity"]].itertuples(index=False, name=None)
+        return sort(known, wrong.to_dict("records"), looked)
 
     @property
     def ran(self) -> bool:
