@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from bridge import __version__
 from bridge.errors import BadInputError
@@ -68,11 +69,19 @@ def main() -> None:
     """Whether, where, by how much and why two frameworks disagree about a recurrent network's gradients."""
 
 
+def _complete_case(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer shipped cases and files to the shell."""
+    import bridge
+
+    names = [name for name in bridge.shipped_cases() if name.startswith(incomplete)]
+    return [*map(CompletionItem, names), CompletionItem(incomplete, type="file")]
+
+
 def _shared(function: Any) -> Any:
     """Options of every command that runs backends."""
     for option in reversed(
         [
-            click.argument("cases", nargs=-1, metavar="[CASE]..."),
+            click.argument("cases", nargs=-1, metavar="[CASE]...", shell_complete=_complete_case),
             click.option(
                 "--live/--no-live",
                 default=None,
@@ -142,7 +151,7 @@ def compare(
     fail_on_disagreement: bool,
     **sources: Any,
 ) -> None:
-    r"""Feed cases to every backend and to the reference, and judge every gradient element.
+    """Feed cases to every backend and to the reference, and judge every gradient element.
 
     A CASE is the name of a shipped one (see `gradbridge cases`) or a JSON file; all shipped ones by default.
 
@@ -180,7 +189,7 @@ def compare(
 @_shared
 @click.option("--out", default="gradbridge-out", show_default=True, metavar="DIR", help="Folder for the tables.")
 def flux(cases: tuple[str, ...], out: str, timeout: float | None, **sources: Any) -> None:
-    r"""Tell which ways of applying a stateful model to a sequence give the right gradient in which Flux.
+    """Tell which ways of applying a stateful model to a sequence give the right gradient in which Flux.
 
     Runs every variant of every Flux at hand, live or recorded; the four flux cases by default.
 
@@ -263,7 +272,7 @@ def record(
     loss_steps: bool,
     **sources: Any,
 ) -> None:
-    r"""Run live backends and write down what they return, to be compared where they are not installed.
+    """Run live backends and write down what they return, to be compared where they are not installed.
 
     \b
     Example:
@@ -292,9 +301,30 @@ def record(
         click.echo(f"recorded: {folder}")
 
 
+@main.command("diff")
+@click.argument("run1")
+@click.argument("run2")
+def diff_runs(run1: str, run2: str) -> None:
+    """Tell what an upgrade changed: findings that are new, gone or different between two output folders.
+
+    Backends are matched by framework and variant, whatever their versions. Exits with 1 when a finding is new.
+
+    \b
+    Example:
+      gradbridge diff before after
+    """
+    from bridge.diff import diff
+    from bridge.report import terminal
+
+    found = diff(run1, run2)
+    _show(lambda: terminal.print_diff(found, terminal.console()))
+    if found.new:
+        sys.exit(EXIT_DISAGREEMENT)
+
+
 @main.command()
 def faults() -> None:
-    r"""List the named faults: what is wrong, where it was reported, how it looks on the Jacobian map.
+    """List the named faults: what is wrong, where it was reported, how it looks on the Jacobian map.
 
     \b
     Example:
@@ -311,7 +341,7 @@ def faults() -> None:
 @click.option("--julia-project", metavar="DIR", help="A Julia project that holds a Flux.")
 @click.option("--recordings", multiple=True, metavar="DIR", help="Folders with recordings of your own.")
 def doctor(julia_project: str | None, recordings: tuple[str, ...]) -> None:
-    r"""Tell what is found here: Python, NumPy, MXNet, Julia, every Flux, and how to get what is missing.
+    """Tell what is found here: Python, NumPy, MXNet, Julia, every Flux, and how to get what is missing.
 
     \b
     Example:
@@ -330,7 +360,7 @@ def doctor(julia_project: str | None, recordings: tuple[str, ...]) -> None:
 
 @main.command()
 def cases() -> None:
-    r"""List the shipped cases with a line each.
+    """List the shipped cases with a line each.
 
     \b
     Example:

@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 from conftest import require_mxnet
@@ -51,8 +54,29 @@ def test_cases_lists_each_with_a_line():
 
 def test_version_and_help():
     assert bridge.__version__ in CliRunner().invoke(main, ["--version"]).output
-    for command in ("compare", "cases"):
-        assert "Example:" in CliRunner().invoke(main, [command, "--help"]).output
+    for name, command in main.commands.items():
+        text = CliRunner().invoke(main, [name, "--help"]).output
+        assert re.search(rf"Example:\n +gradbridge {name}", text)
+        assert all(option.help for option in command.params if isinstance(option, click.Option))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_made_and_complete_commands_options_and_cases(shell):
+    def completed(line, word):
+        words = {"COMP_WORDS": line, "COMP_CWORD": word if shell == "fish" else str(len(line.split()) - (word != ""))}
+        env = os.environ | {"_GRADBRIDGE_COMPLETE": f"{shell}_complete"} | words
+        script = "from bridge.cli import main; main(prog_name='gradbridge')"
+        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
+        return done.stdout
+
+    if shutil.which(shell) is None and shell == "bash":
+        pytest.skip("bash is not installed; click asks it for its version")
+    result = CliRunner().invoke(main, [], prog_name="gradbridge", env={"_GRADBRIDGE_COMPLETE": f"{shell}_source"})
+    assert result.exit_code == 0
+    assert f"_GRADBRIDGE_COMPLETE={shell}_complete" in result.output
+    assert "compare" in completed("gradbridge com", "com")
+    assert "--relations" in completed("gradbridge compare --rel", "--rel")
+    assert "mxnet-21143" in completed("gradbridge compare mx", "mx")
 
 
 def test_importing_bridge_or_asking_for_help_imports_no_framework_and_no_pandas(run_python):

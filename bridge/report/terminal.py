@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
+import re
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,16 +20,19 @@ from rich.table import Table
 
 from bridge.comparison import Comparison, Progress
 from bridge.diagnosis import Finding, how_well
+from bridge.faults import CATALOGUE
 from bridge.investigation import Cell, Investigation, label
 from bridge.matrix import FIXED
+from bridge.report.narrow import print_table
 from bridge.verdicts import AGREES, NO_VALUES, SHORT, Block, Outcome
 
 if TYPE_CHECKING:
     from bridge.case import Case
+    from bridge.diff import Change, Diff
     from bridge.relations import Result
 
 PIPED_WIDTH = 100
-LEAST_WIDTH = 80
+LEAST_WIDTH = 20
 STYLES = {"agrees": "green", "disagrees": "bold red", "not finite": "bold red", "not repeatable": "bold magenta"}
 
 
@@ -101,7 +106,7 @@ class _Console(Console):
 def console(stderr: bool = False) -> Console:
     """Return the console for results (stdout) or progress (stderr); piped, it takes its width from ``COLUMNS``."""
     made = _Console(stderr=stderr, highlight=False, emoji=False)
-    made.width = max(made.width, LEAST_WIDTH)  # narrower, a table would lose columns; the terminal wraps it instead
+    made.width = max(made.width, LEAST_WIDTH)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = PIPED_WIDTH
     return made
@@ -123,7 +128,7 @@ def print_investigation(investigation: Investigation, console: Console, folder: 
         for name, cells in rows:
             found = [cells.get(version) for version in investigation.versions]
             table.add_row(escape(label(name)), *("" if cell is None else _colored(cell) for cell in found))
-        console.print(table)
+        print_table(table, console)
         if truths:
             console.print(f"truth: dL/dW_ih = {truths.pop():.6g}")
         console.print(
@@ -187,9 +192,33 @@ def print_comparison(comparison: Comparison, console: Console, folder: str | Non
     count = comparison.disagreements
     if comparison.interrupted:
         console.print("[bold]interrupted[/]: what was finished is kept", soft_wrap=True)
-    console.print(f"{count or 'no'} disagreement{'s' * (count != 1)} (case x backend x quantity)")
+    console.print(f"{count or 'no'} disagreement{'s' * (count != 1)} (case x backend x quantity)", soft_wrap=True)
     if folder is not None:
         console.print(f"tables: {escape(folder)}", soft_wrap=True)
+
+
+def print_diff(found: Diff, console: Console) -> None:
+    """Print what differs between two runs: versions, a line per kind of change, what the new faults are."""
+    for line in found.versions:
+        console.print(escape(line), soft_wrap=True)
+    alike: dict[Change, list[str]] = {}
+    for change in found.changes:
+        alike.setdefault(dataclasses.replace(change, backend=""), []).append(change.backend)
+    for change, backends in alike.items():
+        style = {"new": "bold red", "gone": "green"}.get(change.change, "yellow")
+        quantities = " ".join(SHORT.get(name, name) for name in change.quantities)
+        where = ", ".join(filter(None, [_abbreviated(backends), change.case, quantities]))
+        states = zip(change.versions, change.faults, strict=True)
+        sides = " -> ".join(f"{version} {fault}".strip() for version, fault in states)
+        if change.faults[0] == change.faults[1]:
+            sides += f", {' -> '.join(condition or 'no condition' for condition in change.conditions)}"
+        console.print(f"[{style}]{change.change}[/]: {escape(f'{where}: {sides}')}", soft_wrap=True)
+    for fault in dict.fromkeys(part for change in found.new for part in re.split(r" [|+] ", change.faults[1])):
+        if kind := CATALOGUE.get(fault.partition(" (")[0]):
+            console.print(escape(f"{fault}: {kind.sentence}"), soft_wrap=True)
+    new = sum(len(change.quantities) for change in found.new)
+    others = sum(len(change.quantities) for change in found.changes) - new
+    console.print(f"{new or 'no'} new, {others or 'no'} other changes (case x backend x quantity)", soft_wrap=True)
 
 
 def print_findings(comparison: Comparison, console: Console) -> None:
@@ -285,7 +314,7 @@ def print_verdicts(case: Case, summary: pd.DataFrame, console: Console) -> None:
                     what = "" if whole else " ".join(SHORT[name] for name in having["quantity"])
                     owners.setdefault(what, []).append(str(backend))
     if table.row_count:
-        console.print(table)
+        print_table(table, console, names=False)
     for (verdict, reason), owners in reasons.items():
         who = "; ".join(f"{_abbreviated(names)} {label}".rstrip() for label, names in owners.items())
         console.print(f"  {_styled(verdict)} [dim]{escape(who)}[/]: {escape(reason)}", soft_wrap=True)
@@ -336,7 +365,7 @@ def print_lengths(case: Case, outcomes: Sequence[Outcome], console: Console) -> 
         table.add_column("", no_wrap=True)
         for row in same:
             table.add_row(*row)
-        console.print(table)
+        print_table(table, console)
         console.print()
 
 
