@@ -30,6 +30,7 @@ from bridge.workers import Worker, WorkerError
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from bridge.jacobian import JacobianMap
     from bridge.known import Entry, Sorted
@@ -453,6 +454,55 @@ class Comparison:
     def disagreements(self) -> int:
         """How many (case, backend, quantity) have a value that is wrong, not finite or not repeatable."""
         return int(self.summary["verdict"].isin(WRONG).sum())
+
+    def _repr_html_(self) -> str:
+        """Show the verdicts in a notebook."""
+        from bridge.report.notebook import as_html
+
+        return as_html(self)
+
+    def plot_timesteps(
+        self,
+        quantity: str = "dx",
+        *,
+        case: str | None = None,
+        backend: str | None = None,
+        seq_len: int | None = None,
+    ) -> Figure:
+        """Draw the largest absolute error at each time step against the tolerance there, on a logarithmic scale.
+
+        Parameters
+        ----------
+        quantity : ``dx`` or ``y``
+        case : the first by default.
+        backend : all by default.
+        seq_len : the prefix; the longest by default.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            Not in pyplot's list; save it with its ``savefig``.
+
+        Raises
+        ------
+        BadInputError
+            For what is not in this comparison.
+        ImportError
+            Without matplotlib: ``pip install gradbridge[plot]``.
+        """
+        from bridge.report.notebook import plot_timesteps
+
+        return plot_timesteps(self, quantity, case, backend, seq_len)
+
+    def plot_jacobian(self, *, case: str | None = None, backend: str | None = None) -> Figure:
+        """Draw a Jacobian map of a comparison made with ``jacobian=True``: reference, backend and their difference.
+
+        A point is the largest absolute value of dL_s/dx_t over batch and features, blank within the tolerance.
+        Parameters, result and errors are those of :meth:`plot_timesteps`; the first map that fits is drawn.
+        """
+        from bridge.report.notebook import plot_jacobian
+
+        return plot_jacobian(self, case, backend)
 
     def sort(self, known: Sequence[Entry]) -> Sorted:
         """Sort what is wrong into what a file of accepted findings knows and what is new; see :mod:`bridge.known`."""
