@@ -21,6 +21,22 @@ Ask = Callable[[Task], Reply]
 
 
 @dataclasses.dataclass(frozen=True)
+class Evidence:
+    """How well a fault reproduces what a backend returned.
+
+    Attributes
+    ----------
+    residual : largest absolute deviation from the fault's own gradients.
+    steps : time steps over which it was matched; None where no fault matches.
+    closest : where none matches, the fault that comes closest, or empty.
+    """
+
+    residual: float
+    steps: int | None
+    closest: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Finding:
     """A disagreement with its name.
 
@@ -31,7 +47,6 @@ class Finding:
     condition : when it strikes, as far as varying the case told; a clause, or empty.
     workarounds : what avoids it, each verified by a run that agrees.
     steps : time steps over which it was matched.
-    note : a further remark (a carried state, indistinguishable faults).
     """
 
     case: str
@@ -40,7 +55,17 @@ class Finding:
     condition: str
     workarounds: tuple[str, ...]
     steps: int
-    note: str = ""
+
+    @property
+    def evidence(self) -> Evidence:
+        """How well it matches."""
+        closest = " + ".join(map(str, self.match.closest))
+        return Evidence(self.match.residual, self.steps if self.match.faults else None, closest)
+
+    @property
+    def note(self) -> str:
+        """What else it could be, or empty."""
+        return beside(self.match.others)
 
     @property
     def clause(self) -> str:
@@ -57,25 +82,27 @@ class Finding:
     @property
     def sentence(self) -> str:
         """The finding in a sentence."""
-        evidence = how_well([self])
+        evidence = how_well([self.evidence])
         extras = [self.note, *(f"verified: {line}" for line in self.workarounds)]
         text = f"{self.backend}, {' '.join(self.match.quantities)}: {self.clause}"
         return "; ".join([f"{text} ({evidence})" if evidence else text, *filter(None, extras)])
 
 
-def how_well(findings: Sequence[Finding]) -> str:
+def beside(others: Sequence[str]) -> str:
+    """Say which faults a case cannot tell apart from the named one."""
+    return f"not to be told apart here from {', '.join(others[:3])}" if others else ""
+
+
+def how_well(evidence: Sequence[Evidence]) -> str:
     """Say how closely the fault's own gradients reproduce the values, over findings of one kind."""
-    matched = [finding for finding in findings if finding.match.faults]
+    matched = [one for one in evidence if one.steps is not None]
     if matched:
-        residual = max(finding.match.residual for finding in matched)
-        steps = {finding.steps for finding in matched}
+        residual = max(one.residual for one in matched)
+        steps = {one.steps for one in matched}
         where = "at all timesteps" if len(steps) > 1 else f"at all {steps.pop()} timesteps"
         return f"matches to {_digits(residual)} {where}"
-    closest = next((finding for finding in findings if finding.match.closest), None)
-    if closest is None:
-        return ""
-    names = " + ".join(map(str, closest.match.closest))
-    return f"closest: {names}, off by {_digits(closest.match.residual)}"
+    closest = next((one for one in evidence if one.closest), None)
+    return f"closest: {closest.closest}, off by {_digits(closest.residual)}" if closest else ""
 
 
 def _digits(value: float) -> str:
@@ -122,8 +149,7 @@ class Investigator:
                     for option in workarounds(backend)
                     if (line := self._verified(outcomes, backend, match, option, (asking, siblings)))
                 )
-                note = f"not to be told apart here from {', '.join(match.others[:3])}" if match.others else ""
-                found.append(Finding(case, backend, match, condition, verified, steps, note))
+                found.append(Finding(case, backend, match, condition, verified, steps))
         return found
 
     # -- when ----------------------------------------------------------------------------------------------------

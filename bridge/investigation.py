@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -119,45 +119,72 @@ class Investigation:
         ]
         return pd.DataFrame(rows, columns=list(COLUMNS))
 
-    def rows(self, case: str) -> Iterator[tuple[Name, dict[str, Cell]]]:
-        """Yield each variant with its cells by version, in the axes' order."""
-        found: dict[Name, dict[str, Cell]] = {}
-        for cell in self.cells:
-            if cell.case == case:
-                found.setdefault(cell.name, {})[cell.version] = cell
-        yield from sorted(
-            found.items(),
-            key=lambda item: tuple(
-                _AXES[axis].index(value)
-                for axis, value in zip(Name._fields, item[0], strict=True)
-                if value in _AXES[axis]
-            ),
-        )
+    def rows(self, case: str) -> list[tuple[Name, dict[str, Cell]]]:
+        """Each variant of one case with its cells by version, in the axes' order."""
+        return rows([cell for cell in self.cells if cell.case == case])
 
     def advice(self) -> list[str]:
         """Plain sentences on what is right everywhere, and what only in some versions; computed from the table."""
-        verdicts: dict[Name, dict[str, set[str]]] = {}
-        for cell in self.cells:
-            if cell.verdict != NONE:
-                verdicts.setdefault(cell.name, {}).setdefault(cell.version, set()).add(cell.verdict)
-        groups: dict[tuple[str, str, str], list[Name]] = {}
-        for name, by_version in verdicts.items():
-            good = [version for version, found in by_version.items() if found == {RIGHT}]
-            bad = [version for version in by_version if version not in good]
-            kind = "some" if good and bad else "never" if bad else "all" if good == self.versions else "exists"
-            groups.setdefault((kind, ", ".join(good), ", ".join(bad)), []).append(name)
-        words = {
-            "all": "Right in every version here ({0})",
-            "exists": "Right wherever it exists ({0})",
-            "some": "Right only in {0}, not in {1}",
-            "never": "Never right ({1})",
-        }
-        return [
-            f"{words[kind].format(good, bad)}: {_listed(names)}."
-            for kind in words
-            for (found, good, bad), names in groups.items()
-            if found == kind
-        ]
+        return advice(self.cells)
+
+
+def read(table: pd.DataFrame) -> list[Cell]:
+    """Take the cells from ``flux.csv``, which keeps the largest of each cell's errors only."""
+    return [
+        Cell(
+            row.case,
+            "",
+            Name(row.model, row.application, row.api, row.requested, row.reset, row.state),
+            row.version,
+            row.source,
+            row.verdict,
+            dict.fromkeys(row.wrong.split(), row.worst_rel_err),
+            None if np.isnan(row.dweight_ih) else row.dweight_ih,
+            None if np.isnan(row.truth) else row.truth,
+            row.reason,
+        )
+        for row in table.itertuples(index=False)
+    ]
+
+
+def rows(cells: Iterable[Cell]) -> list[tuple[Name, dict[str, Cell]]]:
+    """Arrange one case's cells: each variant with its cells by version, in the axes' order."""
+    found: dict[Name, dict[str, Cell]] = {}
+    for cell in cells:
+        found.setdefault(cell.name, {})[cell.version] = cell
+    return sorted(
+        found.items(),
+        key=lambda item: tuple(
+            _AXES[axis].index(value) for axis, value in zip(Name._fields, item[0], strict=True) if value in _AXES[axis]
+        ),
+    )
+
+
+def advice(cells: Sequence[Cell]) -> list[str]:
+    """Say what is right everywhere, and what only in some versions."""
+    verdicts: dict[Name, dict[str, set[str]]] = {}
+    for cell in cells:
+        if cell.verdict != NONE:
+            verdicts.setdefault(cell.name, {}).setdefault(cell.version, set()).add(cell.verdict)
+    versions = list(dict.fromkeys(cell.version for cell in cells))
+    groups: dict[tuple[str, str, str], list[Name]] = {}
+    for name, by_version in verdicts.items():
+        good = [version for version, found in by_version.items() if found == {RIGHT}]
+        bad = [version for version in by_version if version not in good]
+        kind = "some" if good and bad else "never" if bad else "all" if good == versions else "exists"
+        groups.setdefault((kind, ", ".join(good), ", ".join(bad)), []).append(name)
+    words = {
+        "all": "Right in every version here ({0})",
+        "exists": "Right wherever it exists ({0})",
+        "some": "Right only in {0}, not in {1}",
+        "never": "Never right ({1})",
+    }
+    return [
+        f"{words[kind].format(good, bad)}: {_listed(names)}."
+        for kind in words
+        for (found, good, bad), names in groups.items()
+        if found == kind
+    ]
 
 
 _AXES = {

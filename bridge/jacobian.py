@@ -46,7 +46,7 @@ MOST_ROWS = 40
 
 _CHUNK_BYTES = 2**27
 _RANK = "X0+?o."  # what a group of blocks shows: the first of these in it
-_MEANS = {
+MEANS = {
     ".": "zero, rightly",
     "o": "right",
     "X": "wrong",
@@ -54,6 +54,7 @@ _MEANS = {
     "+": "wrongly non-zero",
     "?": "no value",
 }
+"""The characters of a printed map."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,20 +96,8 @@ class JacobianMap:
 
     @cached_property
     def signs(self) -> Array:
-        """What each block (s, t) is, (S, T), as int8 indices into :data:`SIGNS`.
-
-        *wrongly zero*: all zero where the reference exceeds the tolerance. *wrongly non-zero*: beyond the tolerance
-        where the reference is exactly zero. *no value*: not repeatable, nothing, or no answer.
-        """
-        wrong = (self.verdict != VERDICTS.index(AGREES)).any(axis=(2, 3))
-        signs = np.where(wrong, WRONG, RIGHT).astype(np.int8)
-        signs[wrong & (self.values == 0).all(axis=(2, 3))] = WRONGLY_ZERO
-        signs[wrong & (self.reference == 0).all(axis=(2, 3))] = WRONGLY_NONZERO
-        finite = np.isin(self.verdict, [VERDICTS.index(name) for name in ("agrees", "disagrees")])
-        signs[wrong & np.isnan(self.values).any(axis=(2, 3)) & finite.all(axis=(2, 3))] = NO_VALUE  # Zygote's nothing
-        missing = [VERDICTS.index(name) for name in ("not repeatable", *NO_VALUES)]
-        signs[np.isin(self.verdict, missing).any(axis=(2, 3))] = NO_VALUE
-        return signs
+        """What each block (s, t) is, (S, T); see :func:`signs`."""
+        return signs(self.values, self.reference, self.verdict)
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -173,7 +162,7 @@ class JacobianMap:
         title = f"dL_s/dx_t of {self.backend or 'the backend'} on {self.case.name}"
         if (self.signs == NO_VALUE).all():
             return f"{title}: none ({self.reason})"
-        characters = self._characters()
+        rows = characters(self.values, self.reference, self.signs)
         size = -(-self.seq_len // MOST_ROWS)
         starts = range(0, self.seq_len, size)
         names = [f"{i}-{min(i + size, self.seq_len) - 1}" if size > 1 else str(i) for i in starts]
@@ -187,19 +176,50 @@ class JacobianMap:
         for name, first in zip(names, starts, strict=True):
             cells = []
             for other in starts:
-                group = {c for row in characters[first : first + size] for c in row[other : other + size]}
+                group = {c for row in rows[first : first + size] for c in row[other : other + size]}
                 cells.append(next(c for c in _RANK if c in group))
             lines.append(f"{name:>{margin}} " + " ".join(f"{c:>{column}}" for c in cells))
-        used = {c for row in characters for c in row}
-        shown = [f"{c} {means}" for c, means in _MEANS.items() if c != "?" or c in used]
+        used = {c for row in rows for c in row}
+        shown = [f"{c} {means}" for c, means in MEANS.items() if c != "?" or c in used]
         lines.append("   ".join(shown) + (f" ({self.reason})" if "?" in used and self.reason else ""))
         lines.append(self.how)
         return "\n".join(lines)
 
-    def _characters(self) -> list[str]:
-        zero = (self.reference == 0).all(axis=(2, 3)) & (self.values == 0).all(axis=(2, 3))
-        codes = np.where((self.signs == RIGHT) & zero, -1, self.signs)
-        return ["".join({-1: "."}.get(int(c)) or "oX0+?"[int(c)] for c in row) for row in codes]
+
+def signs(values: Array, reference: Array, verdict: Array) -> Array:
+    """Tell what each block of a map is, as int8 indices into :data:`SIGNS`, (S, T).
+
+    *wrongly zero*: all zero where the reference exceeds the tolerance. *wrongly non-zero*: beyond the tolerance
+    where the reference is exactly zero. *no value*: not repeatable, nothing, or no answer.
+
+    Parameters
+    ----------
+    values, reference, verdict : array, (S, T, B, I)
+        As in :class:`JacobianMap`.
+    """
+    wrong = (verdict != VERDICTS.index(AGREES)).any(axis=(2, 3))
+    found = np.where(wrong, WRONG, RIGHT).astype(np.int8)
+    found[wrong & (values == 0).all(axis=(2, 3))] = WRONGLY_ZERO
+    found[wrong & (reference == 0).all(axis=(2, 3))] = WRONGLY_NONZERO
+    finite = np.isin(verdict, [VERDICTS.index(name) for name in ("agrees", "disagrees")])
+    found[wrong & np.isnan(values).any(axis=(2, 3)) & finite.all(axis=(2, 3))] = NO_VALUE  # Zygote's nothing
+    missing = [VERDICTS.index(name) for name in ("not repeatable", *NO_VALUES)]
+    found[np.isin(verdict, missing).any(axis=(2, 3))] = NO_VALUE
+    return found
+
+
+def characters(values: Array, reference: Array, found: Array) -> list[str]:
+    """Write each loss step's blocks as one string, a character of :data:`MEANS` per input step.
+
+    Parameters
+    ----------
+    values, reference : array, (S, T, B, I)
+    found : array, (S, T)
+        Their :func:`signs`.
+    """
+    zero = (reference == 0).all(axis=(2, 3)) & (values == 0).all(axis=(2, 3))
+    codes = np.where((found == RIGHT) & zero, -1, found)
+    return ["".join({-1: "."}.get(int(c)) or "oX0+?"[int(c)] for c in row) for row in codes]
 
 
 def jacobian_map(

@@ -41,11 +41,12 @@ PAIRS = (
     "rms_diff", "verdict",
 )  # fmt: skip
 FINDINGS = (
-    "case", "backend", "quantities", "fault", "fault_residual", "condition", "workarounds", "others", "sentence",
+    "case", "backend", "quantities", "fault", "fault_residual", "steps", "closest", "condition", "workarounds",
+    "others", "clause", "sentence",
 )  # fmt: skip
 BACKENDS = ("backend", "source", "state", "versions", "reason")
 INDEX = ("timestep", "layer", "direction", "batch", "row", "col")
-_INTEGERS = {"seq_len", "loss_step", *INDEX, "n", "n_disagree", "worst_seq_len", "worst_timestep"}
+_INTEGERS = {"seq_len", "loss_step", *INDEX, "n", "n_disagree", "worst_seq_len", "worst_timestep", "steps"}
 
 
 def gradients(outcomes: Sequence[Outcome]) -> pd.DataFrame:
@@ -111,9 +112,12 @@ def findings(found: Sequence[Finding]) -> pd.DataFrame:
             "quantities": " ".join(finding.match.quantities),
             "fault": finding.match.fault,
             "fault_residual": finding.match.residual,
+            "steps": finding.evidence.steps,
+            "closest": finding.evidence.closest,
             "condition": finding.condition,
             "workarounds": " | ".join(finding.workarounds),
             "others": " | ".join(finding.match.others),
+            "clause": finding.clause,
             "sentence": finding.sentence,
         }
         for finding in found

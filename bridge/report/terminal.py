@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import re
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.markup import escape
@@ -19,12 +17,13 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from bridge.comparison import Comparison, Progress
-from bridge.diagnosis import Finding, how_well
 from bridge.faults import CATALOGUE
 from bridge.investigation import Cell, Investigation, label
 from bridge.matrix import FIXED
+from bridge.report.lengths import CHANGES, WRONGLY_SAME, by_length
 from bridge.report.narrow import print_table
-from bridge.verdicts import AGREES, NO_VALUES, SHORT, Block, Outcome
+from bridge.report.sentences import abbreviated, reasons, statements
+from bridge.verdicts import AGREES, NO_VALUES, SHORT
 
 if TYPE_CHECKING:
     from bridge.case import Case
@@ -115,7 +114,7 @@ def console(stderr: bool = False) -> Console:
 def print_investigation(investigation: Investigation, console: Console, folder: str | None) -> None:
     """Print a table per case, a column per Flux version, then the advice."""
     for case in investigation.comparison.cases:
-        rows = list(investigation.rows(case.name))
+        rows = investigation.rows(case.name)
         if not rows:
             continue
         console.print(f"[bold]{escape(repr(case).strip('<>'))}[/]", soft_wrap=True)
@@ -180,7 +179,8 @@ def print_comparison(comparison: Comparison, console: Console, folder: str | Non
         summary = comparison.summary
         print_verdicts(case, summary[summary["case"] == case.name], console)
         if len(case.seq_lens) > 1 and "x" in case.requested:
-            print_lengths(case, comparison.outcomes, console)
+            gradients = comparison.gradients
+            print_lengths(gradients[gradients["case"] == case.name], console)
     print_recorded(comparison, console)
     print_missing(comparison, console)
     print_findings(comparison, console)
@@ -207,7 +207,7 @@ def print_diff(found: Diff, console: Console) -> None:
     for change, backends in alike.items():
         style = {"new": "bold red", "gone": "green"}.get(change.change, "yellow")
         quantities = " ".join(SHORT.get(name, name) for name in change.quantities)
-        where = ", ".join(filter(None, [_abbreviated(backends), change.case, quantities]))
+        where = ", ".join(filter(None, [abbreviated(backends), change.case, quantities]))
         states = zip(change.versions, change.faults, strict=True)
         sides = " -> ".join(f"{version} {fault}".strip() for version, fault in states)
         if change.faults[0] == change.faults[1]:
@@ -223,39 +223,14 @@ def print_diff(found: Diff, console: Console) -> None:
 
 def print_findings(comparison: Comparison, console: Console) -> None:
     """Print a sentence per kind of finding: who, which quantities, what, when, how well it matches, what avoids it."""
-    groups: dict[tuple[str, str], list[Finding]] = {}
-    for finding in comparison.findings:
-        line = finding.backend.partition("-")[0]
-        groups.setdefault((line, finding.clause), []).append(finding)
-    for (_, clause), members in groups.items():
-        quantities = dict.fromkeys(name for finding in members for name in finding.match.quantities)
-        cases = dict.fromkeys(finding.case for finding in members)
-        evidence = "; ".join(filter(None, [how_well(members), f"on {', '.join(cases)}"]))
-        who = _abbreviated([finding.backend for finding in members])
-        console.print(
-            f"[bold]{escape(who)}[/], {' '.join(quantities)}: {escape(f'{clause} ({evidence})')}", soft_wrap=True
-        )
-        verified = dict.fromkeys(line for finding in members for line in finding.workarounds)
-        for line in verified:
-            backends = [finding.backend for finding in members if line in finding.workarounds]
-            whose = "" if len(backends) == len(members) else f" ({_abbreviated(backends)})"
-            console.print(f"  verified: {escape(line + whose)}", soft_wrap=True)
-        for note in dict.fromkeys(finding.note for finding in members if finding.note):
-            apart = dict.fromkeys(finding.case for finding in members if finding.note == note)
-            console.print(f"  on {escape(f'{chr(44).join(apart)} {note}')}", soft_wrap=True)
-    if groups:
+    found = statements(comparison.faults)
+    for one in found:
+        text = f", {' '.join(one.quantities)}: {one.clause} ({one.evidence})"
+        console.print(f"[bold]{escape(one.who)}[/]{escape(text)}", soft_wrap=True)
+        for line in (*(f"verified: {verified}" for verified in one.verified), *one.notes):
+            console.print(f"  {escape(line)}", soft_wrap=True)
+    if found:
         console.print()
-
-
-def _abbreviated(names: Sequence[str]) -> str:
-    """Write ``line/a, line/b`` as ``line/{a, b}``."""
-    by_line: dict[str, list[str]] = {}
-    for name in dict.fromkeys(names):
-        line, _, variant = name.partition("/")
-        by_line.setdefault(line, []).append(variant)
-    return ", ".join(
-        f"{line}/{found[0]}" if len(found) == 1 else f"{line}/{{{', '.join(found)}}}" for line, found in by_line.items()
-    )
 
 
 def print_matrix(matrix: pd.DataFrame, console: Console) -> None:
@@ -296,7 +271,6 @@ def print_verdicts(case: Case, summary: pd.DataFrame, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("backend", "quantity", "verdict", "worst error", "at"):
         table.add_column(name, no_wrap=name != "quantity", min_width=11 if name == "quantity" else None)
-    reasons: dict[tuple[str, str], dict[str, list[str]]] = {}
     shown = ""
     for backend, rows in summary.groupby("backend", sort=False):
         line, _, variant = str(backend).partition("/")
@@ -308,15 +282,9 @@ def print_verdicts(case: Case, summary: pd.DataFrame, console: Console) -> None:
                         table.add_row(escape(f"{line}/"))
                         shown = line
                     table.add_row(f"  {escape(variant)}", label, _styled(str(verdict)), *_worst(group))
-                for reason, having in group[group["reason"] != ""].groupby("reason", sort=False):
-                    owners = reasons.setdefault((str(verdict), str(reason)), {})
-                    whole = len(having) == len(rows) > 2
-                    what = "" if whole else " ".join(SHORT[name] for name in having["quantity"])
-                    owners.setdefault(what, []).append(str(backend))
     if table.row_count:
         print_table(table, console, names=False)
-    for (verdict, reason), owners in reasons.items():
-        who = "; ".join(f"{_abbreviated(names)} {label}".rstrip() for label, names in owners.items())
+    for verdict, who, reason in reasons(summary):
         console.print(f"  {_styled(verdict)} [dim]{escape(who)}[/]: {escape(reason)}", soft_wrap=True)
     console.print()
 
@@ -343,53 +311,17 @@ def _worst(group: pd.DataFrame) -> tuple[str, str]:
     return f"{row['max_abs_err']:.2g}, rel {row['max_rel_err']:.2g}", f"L={row['worst_seq_len']}{step}"
 
 
-def print_lengths(case: Case, outcomes: Sequence[Outcome], console: Console) -> None:
-    """Print dL/dx at each position against the sequence length, as in apache/mxnet#21143.
-
-    A right gradient of an earlier position changes when the sequence grows, since later outputs depend on it.
-    """
-    groups: dict[tuple[tuple[int, ...], tuple[tuple[str, ...], ...]], list[str]] = {}
-    for backend, blocks in _dx_by_length(case, outcomes).items():
-        lengths = sorted(blocks)
-        rows = []
-        for step in range(lengths[-1]):
-            having = [length for length in lengths if length > step]
-            values = [f"{blocks[n].value[step, 0, 0]:.8f}" if n > step else "" for n in lengths]
-            rows.append((str(step), *values, _growth(step, having, blocks)))
-        groups.setdefault((tuple(lengths), tuple(rows)), []).append(backend)
-    for (known, same), backends in groups.items():
-        console.print(escape(f"{', '.join(backends)}: dL/dx[t, 0, 0] by sequence length"), soft_wrap=True)
+def print_lengths(gradients: pd.DataFrame, console: Console) -> None:
+    """Print one case's dL/dx at each position against the sequence length, as in apache/mxnet#21143."""
+    styles = {WRONGLY_SAME: "[bold red]WRONGLY SAME[/]", CHANGES: "[green]changes[/]"}
+    for view in by_length(gradients):
+        console.print(escape(f"{', '.join(view.backends)}: dL/dx[t, 0, 0] by sequence length"), soft_wrap=True)
         table = Table("t", box=None, pad_edge=False)
-        for length in known:
+        for length in view.lengths:
             table.add_column(f"L={length}", justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
-        for row in same:
-            table.add_row(*row)
+        for step, growth in enumerate(view.growth):
+            values = [f"{view.values[n][step]:.8f}" if n > step else "" for n in view.lengths]
+            table.add_row(str(step), *values, styles.get(growth, growth))
         print_table(table, console)
         console.print()
-
-
-def _growth(step: int, having: Sequence[int], blocks: dict[int, Block]) -> str:
-    """Say whether the position's gradient stays within rounding over all lengths, and whether it should."""
-    if len(having) < 2:
-        return ""
-
-    def stays(values: str) -> bool:
-        return all(
-            bool(np.all(np.abs(getattr(b, values)[step] - getattr(a, values)[step]) <= (a.tolerance + b_slack)[step]))
-            for m, n in itertools.pairwise(having)
-            for a, b, b_slack in [(blocks[m], blocks[n], blocks[n].tolerance[: blocks[m].tolerance.shape[0]])]
-        )
-
-    if stays("value") and not stays("reference"):
-        return "[bold red]WRONGLY SAME[/]"
-    return "same, rightly" if stays("value") else "[green]changes[/]"
-
-
-def _dx_by_length(case: Case, outcomes: Sequence[Outcome]) -> dict[str, dict[int, Block]]:
-    found: dict[str, dict[int, Block]] = {}
-    for outcome in outcomes:
-        dx = outcome.quantities.get("dx")
-        if outcome.task.case is case and outcome.task.loss_step is None and dx is not None and dx.has_values:
-            found.setdefault(outcome.backend, {})[outcome.task.seq_len] = dx.blocks[0]
-    return {backend: blocks for backend, blocks in found.items() if len(blocks) > 1}
