@@ -253,11 +253,16 @@ class Case:
         return hash((self.name, self.digest()))
 
     def __repr__(self) -> str:
+        return f"<Case {self.name}: {self.network}>"
+
+    @property
+    def network(self) -> str:
+        """What it is, in a line for people: mode, layers, dtype, sizes, what is requested."""
         way = "bidirectional " if self.bidirectional else ""
         return (
-            f"<Case {self.name}: {way}{self.mode}, {self.layers} layer{'s' * (self.layers > 1)}, {self.dtype}, "
+            f"{way}{self.mode}, {self.layers} layer{'s' * (self.layers > 1)}, {self.dtype}, "
             f"T={self.seq_len} B={self.batch} I={self.input_size} H={self.hidden_size}, "
-            f"asks for {' '.join(self.requested)}>"
+            f"asks for {' '.join(self.requested)}"
         )
 
     # -- between processes ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import signal
@@ -28,6 +29,11 @@ EXIT_DISAGREEMENT, EXIT_BAD_INPUT, EXIT_NO_BACKEND, EXIT_INTERRUPTED = 1, 2, 3, 
 
 class Gradbridge(click.Group):
     """Turns bad input into one line and exit code 2, and an interrupt before a run into 130."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the arguments as typed, for the manifest."""
+        ctx.meta["command"] = ["gradbridge", *args]
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand."""
@@ -202,11 +208,12 @@ def flux(cases: tuple[str, ...], out: str, timeout: float | None, **sources: Any
     from bridge.report import files, terminal
 
     chosen = cases or tuple(name for name in bridge.shipped_cases() if name.startswith("flux-"))
-    comparison, unsaved = _run(chosen, ("flux-*",), out, sources, skip=("pairs",), timeout=timeout)
+    comparison, unsaved = _run(chosen, ("flux-*",), out, sources, skip=("pairs", "report"), timeout=timeout)
     investigation = Investigation(comparison)
     if unsaved is None:
         try:
             files.write_csv(investigation.table, Path(out) / "flux.csv")
+            files.write_report(Path(out))
         except BadInputError as error:
             unsaved = error
     where = None if unsaved else out
@@ -240,6 +247,9 @@ def _run(
     _interrupt_once()
     with terminal.TerminalProgress(terminal.console(stderr=True)) as progress:
         comparison = bridge.compare(loaded, backends, progress=progress, **how)
+    run = click.get_current_context()
+    told = {"kind": run.info_name, "command": run.meta["command"]}
+    comparison = dataclasses.replace(comparison, manifest={**comparison.manifest, **told})
     try:
         comparison.save(out, skip)
         if matrix:
@@ -320,6 +330,20 @@ def diff_runs(run1: str, run2: str) -> None:
     _show(lambda: terminal.print_diff(found, terminal.console()))
     if found.new:
         sys.exit(EXIT_DISAGREEMENT)
+
+
+@main.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+def report(folder: Path) -> None:
+    r"""Make report.html anew from the tables that compare, flux or sweep wrote into a folder.
+
+    \b
+    Example:
+      gradbridge report gradbridge-out
+    """
+    from bridge.report.files import write_report
+
+    click.echo(f"report: {write_report(folder)}")
 
 
 @main.command()

@@ -188,7 +188,7 @@ class Run:
             self.cases,
             outcomes,
             [self.rows[backend.name] for backend in self.backends if backend.name in self.rows],
-            self._manifest(started, reference[0]),
+            self._manifest(started, reference[0]) | {"interrupted": interrupted},
             findings,
             interrupted,
             maps,
@@ -318,6 +318,8 @@ class Run:
         import pandas as pd
 
         return {
+            "kind": "compare",
+            "command": [],
             "gradbridge": bridge.__version__,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
             "seconds": {"total": time.time() - started, "reference": reference_seconds, "backends": self.seconds},
@@ -331,7 +333,10 @@ class Run:
             },
             "threads": {"reference": 1, "worker": 1},
             "noise_floor": {"samples": SAMPLES, "seed": SEED},
-            "cases": {case.name: {"digest": case.digest(), "source": case.source} for case in self.cases},
+            "cases": {
+                case.name: {"digest": case.digest(), "source": case.source, "network": case.network}
+                for case in self.cases
+            },
             "backends": dict(sorted(self.rows.items())),
             "switches": {
                 backend.name: dict(backend.launch.env) for backend in self.backends if hasattr(backend, "launch")
@@ -439,7 +444,7 @@ class Comparison:
         return tables.not_repeatable(self.outcomes)
 
     def save(self, folder: str | os.PathLike[str], skip: Sequence[str] = ()) -> Path:
-        """Write every table as CSV but those to skip, and ``run.json``, each whole or not at all.
+        """Write every table as CSV but those to skip, ``run.json`` and ``report.html``, each whole or not at all.
 
         Raises
         ------

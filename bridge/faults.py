@@ -761,6 +761,7 @@ class Matcher:
         self.tapes: dict[tuple[str, int], Tape] = {}
         self.known: dict[tuple[Any, ...], Gradients] = {}
         self.faults: dict[str, list[Fault]] = {}
+        self.coarse: dict[tuple[Any, ...], Truth] = {}
 
     def diagnose(self, seen: Sequence[Seen], framework: str = "", quick: bool = False) -> list[Match]:
         """Explain a backend's disagreements on one case, over all tasks at once.
@@ -801,11 +802,17 @@ class Matcher:
 
     def _in_float32(self, seen: Sequence[Seen], wrong: tuple[str, ...], framework: str) -> Match | None:
         """Explain by float32 rounding, alone or beside another fault, where it does not swallow the values."""
-        coarse = [_coarse(one) for one in seen]
+        coarse = [_coarse(one, self._float32_truth(one.task)) for one in seen]
         if any(_swallowed(one, wrong) for one in coarse):
             return None
         candidates = ((FLOAT32,), *((*one, FLOAT32) for one in self._quick_singles(seen[0].task.case, framework)))
         return _Search(self, coarse, wrong, framework, first=True).among(candidates)
+
+    def _float32_truth(self, task: Task) -> Truth:
+        key = (task.case.digest(), task.seq_len, task.loss_step, task.accumulate)
+        if key not in self.coarse:
+            self.coarse[key] = truth(task, "float32")
+        return self.coarse[key]
 
     def _singles(self, case: Case) -> Iterator[tuple[Fault, ...]]:
         for fault in self._variants(case):
@@ -903,9 +910,8 @@ def _deviation(judged: Judged, found: Any, eps: float) -> tuple[float, float]:
     return worst, absolute
 
 
-def _coarse(one: Seen) -> Seen:
+def _coarse(one: Seen, known: Truth) -> Seen:
     """Give what was seen the tolerances of float32."""
-    known = truth(one.task, "float32")
     quantities = {}
     for name, judged in one.quantities.items():
         slack = known.tolerance(name, judged.batch_summed) if judged.blocks else []

@@ -33,7 +33,7 @@ ONLY_WHERE_ANY = ("not_repeatable", "jacobian", "relations")
 
 
 def save(comparison: Comparison, folder: Path, skip: Sequence[str] = ()) -> Path:
-    """Write every table of a comparison but those to skip into a folder, which is made if missing.
+    """Write every table of a comparison and its report but those to skip into a folder, which is made if missing.
 
     Raises
     ------
@@ -55,7 +55,22 @@ def save(comparison: Comparison, folder: Path, skip: Sequence[str] = ()) -> Path
         write_json(dict(comparison.manifest), folder / "run.json")
     except OSError as error:
         raise unwritable(folder, error) from None
+    if "report" not in skip:
+        write_report(folder)
     return folder
+
+
+def write_report(folder: Path) -> Path:
+    """Write ``report.html`` from the tables saved in a folder.
+
+    Raises
+    ------
+    BadInputError
+        When one of them is broken, or it cannot be written.
+    """
+    from bridge.report import html
+
+    return html.write(folder)
 
 
 def check_writable(folder: str) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from bridge.arithmetic import Array
+from bridge.report.dense import groups
 
 WRONGLY_SAME, RIGHTLY_SAME, CHANGES = "wrongly same", "same, rightly", "changes"
 
@@ -36,34 +37,34 @@ class Lengths:
     growth: tuple[str, ...]
     backends: list[str]
 
+    @property
+    def right(self) -> bool:
+        """Whether no position is wrongly the same."""
+        return WRONGLY_SAME not in self.growth
+
 
 def by_length(gradients: pd.DataFrame) -> list[Lengths]:
     """Return the view of one case's rows of ``gradients.csv``; backends with one length only are left out."""
     rows = gradients[(gradients["quantity"] == "dx") & gradients["loss_step"].isna()]
+    having: dict[str, dict[int, Mapping[str, Array]]] = {}
+    if rows["seq_len"].nunique() > 1:
+        names = ("value", "reference", "tolerance")
+        for (backend, length), arrays in groups(rows, ("backend", "seq_len"), ("timestep", "batch", "row"), names):
+            if not np.isnan(arrays["value"]).all():
+                having.setdefault(str(backend), {})[int(length)] = arrays
     found: dict[tuple[tuple[str, ...], tuple[str, ...]], Lengths] = {}
-    for backend, own in rows.groupby("backend", sort=False, observed=True):
-        arrays = {int(n): _arrays(some) for n, some in own.groupby("seq_len") if some["value"].notna().any()}
-        if len(arrays) < 2:
+    for backend, own in having.items():
+        if len(own) < 2:
             continue
-        lengths = tuple(sorted(arrays))
+        lengths = tuple(sorted(own))
         values, reference = (
-            {n: tuple(arrays[n][name][:, 0, 0].tolist()) for n in lengths} for name in ("value", "reference")
+            {n: tuple(own[n][name][:, 0, 0].tolist()) for n in lengths} for name in ("value", "reference")
         )
-        growth = tuple(_growth(step, [arrays[n] for n in lengths if n > step]) for step in range(lengths[-1]))
+        growth = tuple(_growth(step, [own[n] for n in lengths if n > step]) for step in range(lengths[-1]))
         digits = tuple(f"{value:.8f}" for n in lengths for value in values[n])
         known = found.setdefault((digits, growth), Lengths(lengths, values, reference, growth, []))
-        known.backends.append(str(backend))
+        known.backends.append(backend)
     return list(found.values())
-
-
-def _arrays(rows: pd.DataFrame) -> dict[str, Array]:
-    """Value, reference and tolerance, (T, B, I)."""
-    index = tuple(rows[name].to_numpy(np.int64) for name in ("timestep", "batch", "row"))
-    arrays = {}
-    for name in ("value", "reference", "tolerance"):
-        arrays[name] = np.full([axis.max() + 1 for axis in index], np.nan)
-        arrays[name][index] = rows[name].to_numpy(np.float64)
-    return arrays
 
 
 def _growth(step: int, having: Sequence[Mapping[str, Array]]) -> str:

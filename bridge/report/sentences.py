@@ -22,6 +22,7 @@ class Statement:
     Attributes
     ----------
     backends, quantities, cases : where it was seen.
+    places : the (case, backend, quantity) triples of that.
     clause : what is wrong and when.
     evidence : how well the fault matches, and on which cases.
     verified : what avoids it.
@@ -31,6 +32,7 @@ class Statement:
     backends: tuple[str, ...]
     quantities: tuple[str, ...]
     cases: tuple[str, ...]
+    places: frozenset[tuple[str, str, str]]
     clause: str
     evidence: str
     verified: tuple[str, ...]
@@ -67,6 +69,7 @@ def _statement(clause: str, members: Sequence[Any]) -> Statement:
         backends,
         tuple(dict.fromkeys(name for row in members for name in row.quantities.split())),
         cases,
+        frozenset((row.case, row.backend, name) for row in members for name in row.quantities.split()),
         clause,
         "; ".join(filter(None, [evidence, f"on {', '.join(cases)}"])),
         tuple(

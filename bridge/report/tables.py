@@ -46,7 +46,7 @@ FINDINGS = (
 )  # fmt: skip
 BACKENDS = ("backend", "source", "state", "versions", "reason")
 INDEX = ("timestep", "layer", "direction", "batch", "row", "col")
-_INTEGERS = {"seq_len", "loss_step", *INDEX, "n", "n_disagree", "worst_seq_len", "worst_timestep", "steps"}
+INTEGERS = {"seq_len", "loss_step", *INDEX, "n", "n_disagree", "worst_seq_len", "worst_timestep", "steps"}
 
 
 def gradients(outcomes: Sequence[Outcome]) -> pd.DataFrame:
@@ -236,7 +236,7 @@ def _assemble(parts: list[dict[str, Any]], columns: Sequence[str]) -> pd.DataFra
         if name == "verdict":
             codes = np.concatenate(values) if values else np.zeros(0, np.int8)
             data[name] = pd.Categorical.from_codes(codes, categories=list(VERDICTS))
-        elif name in _INTEGERS:
+        elif name in INTEGERS:
             filled = [np.broadcast_to(np.int32(-1 if v is None else v), n) for v, n in zip(values, sizes, strict=True)]
             numbers = np.concatenate(filled) if filled else np.zeros(0, np.int32)
             data[name] = pd.arrays.IntegerArray(numbers.astype(np.int32), numbers < 0)
@@ -251,7 +251,7 @@ def _assemble(parts: list[dict[str, Any]], columns: Sequence[str]) -> pd.DataFra
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     frame = pd.DataFrame([dict(row) for row in rows], columns=list(columns))
-    return frame.astype({name: "Int64" for name in columns if name in _INTEGERS})
+    return frame.astype({name: "Int64" for name in columns if name in INTEGERS})
 
 
 def _slice(block: Block, step: int) -> Block:

@@ -142,7 +142,7 @@ def print_investigation(investigation: Investigation, console: Console, folder: 
     print_recorded(investigation.comparison, console)
     print_missing(investigation.comparison, console)
     if folder is not None:
-        console.print(f"tables: {escape(folder)}", soft_wrap=True)
+        console.print(f"tables and report.html: {escape(folder)}", soft_wrap=True)
 
 
 def _colored(cell: Cell) -> str:
@@ -194,7 +194,7 @@ def print_comparison(comparison: Comparison, console: Console, folder: str | Non
         console.print("[bold]interrupted[/]: what was finished is kept", soft_wrap=True)
     console.print(f"{count or 'no'} disagreement{'s' * (count != 1)} (case x backend x quantity)", soft_wrap=True)
     if folder is not None:
-        console.print(f"tables: {escape(folder)}", soft_wrap=True)
+        console.print(f"tables and report.html: {escape(folder)}", soft_wrap=True)
 
 
 def print_diff(found: Diff, console: Console) -> None:
