@@ -273,7 +273,7 @@ def _executor(stack: contextlib.ExitStack, jobs: int | None, scheduler: str | No
     except ImportError:
         raise BadInputError("--scheduler", "", "dask.distributed: pip install 'gradbridge[cluster]'", "none") from None
     try:
-        client = stack.enter_context(Client(scheduler, timeout="10s"))
+        client = stack.enter_context(Client(scheduler, timeout="10s"))  # type: ignore[no-untyped-call, unused-ignore]
     except (OSError, ValueError) as error:
         found = str(error) or type(error).__name__
         raise BadInputError("--scheduler", "", "the address of a dask scheduler that answers", found) from None
