@@ -56,6 +56,11 @@ class Task:
         """The fields that a backend must understand to be asked this."""
         return tuple(name for name in SPECIAL if getattr(self, name) != Task.__dataclass_fields__[name].default)
 
+    @property
+    def asked(self) -> str:
+        """How a backend is asked, where that is not the plain way: ``accumulate=2``, ``malformed=head[0]``, ..."""
+        return " ".join(f"{name}={getattr(self, name)}" for name in self.special)
+
     def heads(self) -> tuple[Array, Array | None, Array | None]:
         """Head gradients, as :meth:`Case.heads` gives them."""
         return self.case.heads(self.seq_len, self.loss_step)

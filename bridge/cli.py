@@ -311,6 +311,102 @@ def record(
         click.echo(f"recorded: {folder}")
 
 
+@main.command()
+@click.option("--backend", "patterns", multiple=True, metavar="PATTERN", help="Only backends whose name matches.")
+@click.option("--max-cases", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="M",
+    help="Begin no further batch after so many minutes.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="S", help="Which cases.")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="J", help="Processes at work; default: one a core.")
+@click.option("--out", default="gradbridge-sweep", show_default=True, metavar="DIR", help="Folder for all results.")
+@click.option("--resume", is_flag=True, help="Go on with the sweep that lies in the folder.")
+@click.option("--scheduler", metavar="ADDRESS", help="A dask scheduler whose workers do it (gradbridge[cluster]).")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Seconds a backend may take over one case; 60, for Flux 600.",
+)
+@click.option("--live/--no-live", default=None, help="Flux live, installing it if need be. Default: where installed.")
+@click.option("--julia-project", metavar="DIR", help="A Julia project that holds a Flux.")
+@click.option("--known", metavar="FILE", help="Accepted findings (TOML): tell what is new, and which have gone.")
+@click.option("--fail-on-disagreement", is_flag=True, help="Exit with 1 when there are findings; with --known, new.")
+def sweep(
+    patterns: tuple[str, ...],
+    live: bool | None,
+    julia_project: str | None,
+    known: str | None,
+    fail_on_disagreement: bool,
+    out: str,
+    **how: Any,
+) -> None:
+    """Search random cases for disagreements; shrink each kind and write a script that shows it.
+
+    Case number i of a seed is always the same, however many jobs run and whatever was interrupted.
+
+    \b
+    Example:
+      gradbridge sweep --backend 'mxnet-*' --max-cases 3000 --seed 1
+    """
+    from bridge.known import load_known
+    from bridge.report import terminal
+    from bridge.sweep import sweep as search
+
+    accepted = load_known(known) if known else ()
+    _interrupt_once()
+    with terminal.SweepProgress(terminal.console(stderr=True)) as progress:
+        found = search(
+            patterns or None,
+            out=out,
+            sources=_sources(live, julia_project, ()),
+            told=progress.told,
+            command=click.get_current_context().meta["command"],
+            **how,
+        )
+    _show(lambda: terminal.print_sweep(found, terminal.console(), out))
+    findings = found.sort(accepted)
+    if known:
+        _show(lambda: click.echo("\n".join(findings.lines)))
+    if found.interrupted:
+        sys.exit(EXIT_INTERRUPTED)
+    if not found.ran:
+        click.echo("gradbridge: no backend could run at all", err=True)
+        sys.exit(EXIT_NO_BACKEND)
+    if fail_on_disagreement and findings.new:
+        sys.exit(EXIT_DISAGREEMENT)
+
+
+@main.command()
+@click.argument("what", metavar="FINDING|CASE")
+@click.argument("backend", required=False)
+@click.option(
+    "--sweep", "folder", default="gradbridge-sweep", show_default=True, metavar="DIR", help="A sweep's folder."
+)
+@click.option("--out", default=".", show_default=True, metavar="DIR", help="Folder for the script and its report.")
+def repro(what: str, backend: str | None, folder: str, out: str) -> None:
+    """Write a script that shows a fault in its framework alone, with a bug report; it is run first.
+
+    FINDING is one of a sweep's; or name a CASE and a BACKEND that is wrong on it.
+
+    \b
+    Example:
+      gradbridge repro mxnet-21143 'mxnet-2.0.0b1/fused-native'
+    """
+    import bridge
+    from bridge.repro import of_case, of_finding
+
+    if backend is None:
+        written = of_finding(Path(folder), what, Path(out))
+    else:
+        written = of_case(bridge.load_case(what), backend, Path(out))
+    for path in written:
+        click.echo(f"written: {path}")
+
+
 @main.command("diff")
 @click.argument("run1")
 @click.argument("run2")

@@ -59,9 +59,7 @@ class Kind:
     @property
     def what(self) -> str:
         """What is wrong, as a sentence."""
-        parts = [CATALOGUE[name].sentence for name in self.fault.split("+") if name in CATALOGUE]
-        text = " and ".join(parts) or _WORDS.get(self.fault) or _OTHERWISE.get(self.verdict) or self.fault
-        return f"{text[0].upper()}{text[1:]}."
+        return describe(self.verdict, self.fault)
 
     @property
     def when(self) -> str:
@@ -76,8 +74,19 @@ class Kind:
     @property
     def name(self) -> str:
         """A name fit for files and the command line."""
-        words = f"{self.backend} {self.fault} {'' if self.verdict == 'disagrees' else self.verdict}"
-        return re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-.")[:90].rstrip("-.")
+        return slug(self.backend, self.fault, "" if self.verdict == DISAGREES else self.verdict)
+
+
+def describe(verdict: str, fault: str) -> str:
+    """Say in a sentence what a verdict and fault mean."""
+    parts = [CATALOGUE[name].sentence for name in fault.split("+") if name in CATALOGUE]
+    text = " and ".join(parts) or _WORDS.get(fault) or _OTHERWISE.get(verdict) or fault
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def slug(*words: str) -> str:
+    """Join words to a name fit for files and the command line."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", " ".join(words)).strip("-.")[:90].rstrip("-.")
 
 
 class Stops:

@@ -31,14 +31,6 @@ class Reduced:
     reproducer: Reproducer | None
 
     @property
-    def asked(self) -> str:
-        """How the backend was asked, where it is not the plain way."""
-        task = self.task
-        parts = [f"accumulate={task.accumulate}"] * (task.accumulate > 1)
-        parts += ["training=false"] * (not task.training) + [f"malformed={task.malformed}"] * bool(task.malformed)
-        return " ".join(parts)
-
-    @property
     def script_name(self) -> str:
         """The script's file name, or nothing."""
         return self.reproducer.name if self.reproducer else ""

@@ -31,9 +31,11 @@ from bridge.batches import Assignment, run_batch
 from bridge.case import atomic
 from bridge.errors import BadInputError
 from bridge.kinds import Kind, Row, Stops, group, rows_for_table
+from bridge.known import Entry, Sorted, sort
 from bridge.reduction import Reduced, reduce
-from bridge.report.files import check_writable, unwritable, write_csv, write_json
+from bridge.report.files import check_writable, unwritable, write_csv, write_json, write_report
 from bridge.serve import end_with_parent
+from bridge.verdicts import AGREES, DISAGREES, NOT_FINITE, NOT_REPEATABLE, SHORT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,6 +72,22 @@ class Sweep:
         return pd.DataFrame(rows_for_table(self.rows))
 
     @property
+    def ran(self) -> bool:
+        """Whether any backend gave any values."""
+        gave = {DISAGREES, NOT_FINITE, NOT_REPEATABLE, AGREES}
+        return any(result["verdict"] in gave for row in self.rows for result in row["results"].values())
+
+    def sort(self, accepted: Sequence[Entry]) -> Sorted:
+        """Sort the findings into new and accepted ones; see :mod:`bridge.known`."""
+        found = [
+            {"backend": kind.backend, "quantities": " ".join(kind.quantities or ("y",)), "fault": kind.fault}
+            for kind, _ in self.kinds
+        ]
+        names = dict.fromkeys(name for row in self.rows for name in row["results"])
+        looked = [("", name, quantity) for name in names for quantity in SHORT]
+        return sort(accepted, found, looked)
+
+    @property
     def findings(self) -> pd.DataFrame:
         """One row per finding."""
         import pandas as pd
@@ -93,7 +111,7 @@ def _finding(kind: Kind, reduced: Reduced | None) -> dict[str, Any]:
         "worst_rel_err": kind.worst_rel_err,
         "verdict": kind.verdict,
         "separates": kind.condition.separates,
-        "asked": reduced.asked if reduced else "",
+        "asked": reduced.task.asked if reduced else "",
         "reproducer": reduced.script_name if reduced else "",
         "sentence": kind.sentence,
     }
@@ -112,6 +130,7 @@ def sweep(
     timeout: float | None = None,
     sources: Sources | None = None,
     told: Told | None = None,
+    command: Sequence[str] = (),
 ) -> Sweep:
     """Search for disagreements and write what was found into a folder.
 
@@ -127,6 +146,7 @@ def sweep(
     scheduler : address of a dask.distributed scheduler whose workers do it instead (``gradbridge[cluster]``).
     timeout, sources : as for :func:`bridge.compare`.
     told : progress.
+    command : how it was called, for ``run.json`` and the report.
 
     Raises
     ------
@@ -166,7 +186,7 @@ def sweep(
         stops.reasons,
         interrupted,
     )
-    _save(found, folder, assignment, began)
+    _save(found, folder, assignment, began, command)
     return found
 
 
@@ -358,7 +378,7 @@ def _reduce(executor: Executor, assignment: Assignment, kinds: Sequence[Kind]) -
 # -- writing it --------------------------------------------------------------------------------------------------
 
 
-def _save(found: Sweep, folder: Path, assignment: Assignment, began: float) -> None:
+def _save(found: Sweep, folder: Path, assignment: Assignment, began: float, command: Sequence[str]) -> None:
     write_csv(found.cases, folder / "cases.csv")
     write_csv(found.findings, folder / "findings.csv")
     try:
@@ -368,9 +388,10 @@ def _save(found: Sweep, folder: Path, assignment: Assignment, began: float) -> N
                 for name, text in reduced.files.items():
                     with atomic(folder / "reproducers" / name) as temporary:
                         temporary.write_text(text, encoding="utf-8")
-        write_json(_manifest(found, assignment, began), folder / "run.json")
+        write_json(_manifest(found, assignment, began) | {"command": list(command)}, folder / "run.json")
     except OSError as error:
         raise unwritable(folder, error) from None
+    write_report(folder)
 
 
 def _manifest(found: Sweep, assignment: Assignment, began: float) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,9 @@ from bridge.verdicts import AGREES, NO_VALUES, SHORT
 if TYPE_CHECKING:
     from bridge.case import Case
     from bridge.diff import Change, Diff
+    from bridge.kinds import Kind
     from bridge.relations import Result
+    from bridge.sweep import Sweep
 
 PIPED_WIDTH = 100
 LEAST_WIDTH = 20
@@ -195,6 +198,64 @@ def print_comparison(comparison: Comparison, console: Console, folder: str | Non
     console.print(f"{count or 'no'} disagreement{'s' * (count != 1)} (case x backend x quantity)", soft_wrap=True)
     if folder is not None:
         console.print(f"tables and report.html: {escape(folder)}", soft_wrap=True)
+
+
+class SweepProgress:
+    """Cases, cases per second and findings so far: a bar on a terminal, a line per tenth when piped."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.began = time.monotonic()
+        self.first: int | None = None
+        self.tenth = 0
+        self.bar: Bar | None = None
+
+    def __enter__(self) -> SweepProgress:
+        if self.console.is_terminal:
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            self.bar = Bar(*columns, TimeElapsedColumn(), console=self.console, transient=True)
+            self.bar.start()
+            self.task = self.bar.add_task("starting", total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def told(self, done: int, total: int, findings: int) -> None:
+        """Take the count of cases done, in all, and of findings so far."""
+        if self.first is None:
+            self.first = done  # a resumed sweep has cases that cost nothing now
+        rate = (done - self.first) / max(time.monotonic() - self.began, 1e-9)
+        text = f"{rate:.1f} cases/s, {findings} findings so far"
+        if self.bar is not None:
+            last = ", shrinking them" if done >= total else ""
+            self.bar.update(self.task, description=text + last, completed=done, total=total)
+        elif done * 10 // total > self.tenth or done == total:
+            self.tenth = done * 10 // total
+            self.console.print(f"{done} of {total} cases, {text}", soft_wrap=True)
+
+
+def print_sweep(found: Sweep, console: Console, folder: str) -> None:
+    """Print a paragraph per finding, alike ones of several backends together, then where everything lies."""
+    alike: dict[tuple[str, ...], list[Kind]] = {}
+    scripts: dict[str, str] = {}
+    for kind, reduced in found.kinds:
+        line = kind.backend.partition("/")[0]
+        alike.setdefault((line, kind.verdict, kind.fault, kind.condition.text), []).append(kind)
+        scripts[kind.name] = reduced.script_name if reduced else ""
+    for (_, verdict, fault, _), kinds in alike.items():
+        quantities = dict.fromkeys(name for kind in kinds for name in kind.quantities)
+        what = f"{escape(abbreviated([kind.backend for kind in kinds]))}[/], {' '.join(quantities)}"
+        console.print(f"[bold]{what}: {escape(fault)} ({verdict})", soft_wrap=True)
+        console.print(f"  {escape(kinds[0].what)} {escape(kinds[0].when)}", soft_wrap=True)
+        for kind in kinds:
+            script = scripts[kind.name]
+            told = f"reproducers/{script}" if script else "no script that shows it"
+            console.print(f"  {escape(kind.name)}: {len(kind.indices)} cases, {escape(told)}", soft_wrap=True)
+    for backend, reason in found.stopped.items():
+        console.print(f"[yellow]{escape(backend)}[/] was stopped: {escape(reason)}", soft_wrap=True)
+    console.print(f"{len(found.rows)} cases, {len(found.kinds)} findings; {escape(folder)}", soft_wrap=True)
 
 
 def print_diff(found: Diff, console: Console) -> None:
