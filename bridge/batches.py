@@ -25,7 +25,7 @@ from bridge.faults import UNEXPLAINED, Matcher, Seen
 from bridge.space import Sample, sample
 from bridge.tolerance import Truth, truth
 from bridge.verdicts import AGREES, DISAGREES, NOT_FINITE, NOT_REPEATABLE, Judged, judge_reply
-from bridge.workers import Worker
+from bridge.workers import Worker, WorkerError
 
 TOO_MANY = 10
 """Crashes in a row after which a backend is asked no more."""
@@ -148,6 +148,20 @@ def run_batch(assignment: Assignment, start: int, count: int, without: tuple[str
                 future.result()
         pairs = zip(samples, truths, strict=True)
         return [_row(one, known, replies, place) for place, (one, known) in enumerate(pairs)]
+
+
+def backend_rows(assignment: Assignment) -> dict[str, dict[str, str]]:
+    """Say of every backend whether it runs and what it says of itself, for ``run.json``."""
+    rows = {}
+    with bench_of(assignment) as bench:
+        for name, session in bench.sessions.items():
+            row = {"backend": name, "source": "live", "state": "ran", "versions": "", "reason": ""}
+            try:
+                row["versions"] = " ".join(f"{key}={value}" for key, value in session.start().items())
+            except WorkerError as error:
+                row |= {"state": error.verdict, "reason": str(error)}
+            rows[name] = row
+    return rows
 
 
 def _until_hopeless(replies: Iterator[Reply]) -> list[Reply]:

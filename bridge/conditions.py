@@ -1,7 +1,8 @@
 """When does it strike? The simplest statement on a case's fields that separates failing cases from passing ones.
 
 A statement is a conjunction of clauses, each true of every failing case. Among all of them the one is chosen that
-leaves the fewest passing cases inside, where a clause must earn its place by shutting out at least :data:`PRICE` more.
+leaves the fewest passing cases inside, where every value that a clause names must earn its place: by shutting out two
+in a hundred of the passing cases more, and three at least. So what fits by chance stays out.
 """
 
 from __future__ import annotations
@@ -13,9 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-PRICE = 3
-"""Passing cases that a further clause must shut out."""
 
 MAX_CLAUSES = 4
 _CANDIDATES = 14  # clauses that are combined; the most telling ones
@@ -55,12 +53,14 @@ def separate(failing: Sequence[Mapping[str, Any]], passing: Sequence[Mapping[str
     everything = np.ones(len(passing), bool)
     telling = sorted(clauses, key=lambda name: (int(clauses[name].sum()), list(clauses).index(name)))[:_CANDIDATES]
     kept = [name for name in clauses if name in telling]  # in the order of the fields
+    price = max(3, len(passing) // 50)
     best: tuple[int, tuple[str, ...]] = (len(passing), ())
     for count in range(1, MAX_CLAUSES + 1):
         for names in itertools.combinations(kept, count):
             inside = int(np.logical_and.reduce([clauses[name] for name in names], initial=True).sum())
-            if inside + PRICE * count < best[0] + PRICE * len(best[1]):
-                best = (inside, names)
+            cost = inside + price * sum(name.count(",") + 1 for name in names)
+            if cost < best[0]:
+                best = (cost, names)
     inside = int(np.logical_and.reduce([everything, *(clauses[name] for name in best[1])]).sum())
     return Condition(" and ".join(best[1]) or "always", len(failing), inside, len(passing))
 

@@ -14,7 +14,7 @@ from bridge.answers import Task
 from bridge.case import Case
 from bridge.strategies import cases
 
-CALLS = 1200
+CALLS = 600
 """Cases that one shrinking may try; then the smallest so far stands."""
 
 Shows = Callable[[Task], bool]

@@ -27,7 +27,7 @@ import numpy as np
 import bridge
 from bridge.backends.base import Backend
 from bridge.backends.registry import Sources, select
-from bridge.batches import Assignment, run_batch
+from bridge.batches import Assignment, backend_rows, run_batch
 from bridge.case import atomic
 from bridge.errors import BadInputError
 from bridge.kinds import Kind, Row, Stops, group, rows_for_table
@@ -56,12 +56,14 @@ class Sweep:
     rows : one per case, in order; see :func:`bridge.batches.run_batch`.
     kinds : the kinds of disagreement, each with its reduced case where that was made.
     stopped : backend -> why it was asked no more.
+    backends : backend -> whether it runs, versions; empty where the sweep was interrupted.
     interrupted : whether it ended early; what was done is in the tables, and ``resume`` goes on.
     """
 
     rows: Sequence[Row]
     kinds: Sequence[tuple[Kind, Reduced | None]]
     stopped: Mapping[str, str]
+    backends: Mapping[str, Mapping[str, str]]
     interrupted: bool = False
 
     @property
@@ -169,9 +171,11 @@ def sweep(
             rows = [stops.feed(row) for row in journal.rows(max_cases)]
             kinds = group(rows)
             reduced: dict[tuple[str, str, str], Reduced] = {}
+            described: dict[str, dict[str, str]] = {}
             if not interrupted:
                 try:
                     reduced = _reduce(executor, assignment, kinds)
+                    described = executor.submit(backend_rows, assignment).result()
                 except KeyboardInterrupt:
                     interrupted = True
             if interrupted:
@@ -184,6 +188,7 @@ def sweep(
         rows,
         [(kind, reduced.get((kind.backend, kind.verdict, kind.fault))) for kind in kinds],
         stops.reasons,
+        described,
         interrupted,
     )
     _save(found, folder, assignment, began, command)
@@ -388,21 +393,22 @@ def _save(found: Sweep, folder: Path, assignment: Assignment, began: float, comm
                 for name, text in reduced.files.items():
                     with atomic(folder / "reproducers" / name) as temporary:
                         temporary.write_text(text, encoding="utf-8")
-        write_json(_manifest(found, assignment, began) | {"command": list(command)}, folder / "run.json")
+        write_json(_manifest(found, assignment, began, command), folder / "run.json")
     except OSError as error:
         raise unwritable(folder, error) from None
     write_report(folder)
 
 
-def _manifest(found: Sweep, assignment: Assignment, began: float) -> dict[str, Any]:
+def _manifest(found: Sweep, assignment: Assignment, began: float, command: Sequence[str]) -> dict[str, Any]:
     return {
         "kind": "sweep",
+        "command": list(command),
         "gradbridge": bridge.__version__,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
         "seconds": {"total": time.time() - began},
         "seed": assignment.seed,
-        "cases": len(found.rows),
-        "backends": list(assignment.names),
+        "n_cases": len(found.rows),
+        "backends": dict(found.backends),
         "stopped": dict(found.stopped),
         "interrupted": found.interrupted,
         "platform": {

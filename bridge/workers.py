@@ -200,12 +200,8 @@ class Worker:
         self.info = message["info"]
 
     def _send(self, message: dict[str, Any]) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it is dead; what it still said is received first, then how it ended
             self._channel.send(message)
-        except OSError:  # it was dead before it was asked
-            ending = self._ending()
-            self.stop()
-            raise WorkerError(CRASHED, ending) from None
 
     def _receive(self, timeout: float, starting: bool = False) -> Any:
         deadline = time.monotonic() + timeout
