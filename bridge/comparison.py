@@ -460,6 +460,9 @@ class Comparison:
         """How many (case, backend, quantity) have a value that is wrong, not finite or not repeatable."""
         return int(self.summary["verdict"].isin(WRONG).sum())
 
+    def __repr__(self) -> str:
+        return f"<Comparison of {len(self.backend_rows)} backends on {', '.join(case.name for case in self.cases)}>"
+
     def _repr_html_(self) -> str:
         """Show the verdicts in a notebook."""
         from bridge.report.notebook import as_html

@@ -117,3 +117,7 @@ def test_without_matplotlib_the_extra_is_named(comparison, monkeypatch):
     for call in (comparison.plot_timesteps, comparison.plot_jacobian):
         with pytest.raises(ImportError, match=r"pip install gradbridge\[plot\]"):
             call()
+
+
+def test_a_comparison_prints_as_a_line(comparison):
+    assert repr(comparison) == "<Comparison of 2 backends on flux-rnn-tanh, flux-gru>"
