@@ -497,7 +497,7 @@ def cases() -> None:
 
 @main.group()
 def env() -> None:
-    r"""Keep older framework versions, each in an environment of its own, to compare them side by side.
+    """Keep older framework versions, each in an environment of its own, to compare them side by side.
 
     MXNet's are made by pip, Flux's by juliapkg, all below the user's cache folder.
     """
@@ -510,7 +510,7 @@ def _tell(line: str) -> None:
 @env.command("add")
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
 def env_add(specs: tuple[str, ...]) -> None:
-    r"""Make an environment for each SPEC: mxnet==VERSION, mxnet-native==VERSION, flux==0.14 or flux==0.16.
+    """Make an environment for each SPEC: mxnet==VERSION, mxnet-native==VERSION, flux==0.14 or flux==0.16.
 
     \b
     Example:
@@ -530,7 +530,7 @@ def env_add(specs: tuple[str, ...]) -> None:
 
 @env.command("list")
 def env_list() -> None:
-    r"""List the environments that are there, their size, who manages them, and where.
+    """List the environments that are there, their size, who manages them, and where.
 
     \b
     Example:
@@ -550,7 +550,7 @@ def env_list() -> None:
 @env.command("remove")
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
 def env_remove(specs: tuple[str, ...]) -> None:
-    r"""Remove environments.
+    """Remove environments.
 
     \b
     Example:

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
 import pandas as pd
+from packaging.version import Version
 
 from bridge.answers import CRASHED, TIMED_OUT
+from bridge.backends.registry import BackendName
 from bridge.errors import BadInputError
 from bridge.verdicts import AGREES, WRONG
 
@@ -102,6 +104,7 @@ class _Run:
                 self.faults.setdefault(place, {})[row["fault"]] = row["condition"]
         if (folder / "summary.csv").exists():
             for row in _rows(folder, "summary", ("case", "backend", "quantity", "verdict")):
+                self.backends.setdefault(row["backend"], "")
                 self.verdicts[row["case"], row["backend"], row["quantity"]] = row["verdict"]
         if (folder / "backends.csv").exists():
             rows = _rows(folder, "backends", ("backend", "state", "versions"))
@@ -156,17 +159,18 @@ def _pairs(first: Iterable[str], second: Iterable[str]) -> Iterable[tuple[str, s
 
 def kind_of(backend: str) -> str:
     """Framework and variant without the version: ``mxnet/fused-native``."""
-    line, _, variant = backend.partition("/")
-    return f"{line.rpartition('-')[0] or line}/{variant}"
+    name = BackendName.parse(backend)
+    return f"{name.framework}/{name.variant}"
 
 
 def _version(backend: str) -> str:
-    return backend.partition("/")[0].rpartition("-")[2]
+    """The line without the framework: ``2.0.0b1``, or ``native-1.8.0.post0`` of a build called mxnet-native."""
+    name = BackendName.parse(backend)
+    return name.line.removeprefix(f"{name.framework}-") if name.line != name.framework else ""
 
 
-def _age(backend: str) -> tuple[tuple[int, ...], str]:
-    digits = _version(backend).split(".")
-    return tuple(int(part) if part.isdigit() else 0 for part in digits), backend
+def _age(backend: str) -> tuple[Version, str]:
+    return BackendName.parse(backend).age()
 
 
 # -- what changed ------------------------------------------------------------------------------------------------

@@ -54,10 +54,15 @@ def test_cases_lists_each_with_a_line():
 
 def test_version_and_help():
     assert bridge.__version__ in CliRunner().invoke(main, ["--version"]).output
+    pages = dict(main.commands)
     for name, command in main.commands.items():
-        text = CliRunner().invoke(main, [name, "--help"]).output
-        assert re.search(rf"Example:\n +gradbridge {name}", text)
-        assert all(option.help for option in command.params if isinstance(option, click.Option))
+        if isinstance(command, click.Group):
+            pages |= {f"{name} {inner}": one for inner, one in command.commands.items()}
+            del pages[name]
+    for name, command in pages.items():
+        text = CliRunner().invoke(main, [*name.split(), "--help"]).output
+        assert re.search(rf"Example:\n +gradbridge {name}", text), name
+        assert all(option.help for option in command.params if isinstance(option, click.Option)), name
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

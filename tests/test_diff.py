@@ -97,6 +97,18 @@ def test_two_versions_in_both_runs_stay_with_themselves_and_the_newest_meet(tmp_
     assert diff(one, fewer).changes == ()
 
 
+def test_a_build_of_another_distribution_is_the_same_framework(tmp_path):
+    one, other = (
+        run(tmp_path / "1", "mxnet-native-1.8.0.post0/unrolled", ("dx",)),
+        run(tmp_path / "2", "mxnet-1.9.1/unrolled", ()),
+    )
+    write(tmp_path / "3", [], [("c", "mxnet-1.9.1/unrolled", "dx", "agrees")])
+    assert summed(diff(one, tmp_path / "3")) == [
+        ("gone", "mxnet/unrolled", "dx", "native-1.8.0.post0", "1.9.1", "recurrent-term-dropped", "agrees")
+    ]
+    assert [c.change for c in diff(one, other).changes] == ["not run"]
+
+
 def test_a_sweeps_findings_need_neither_case_nor_summary(tmp_path):
     def sweep(folder, *faults):
         folder.mkdir()
