@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
+from typing import Any
 
-import pandas as pd
 from packaging.version import Version
 
 from bridge.answers import CRASHED, TIMED_OUT
 from bridge.backends.registry import BackendName
 from bridge.errors import BadInputError
+from bridge.report.saved import Saved
 from bridge.verdicts import AGREES, WRONG
 
 NEW, GONE, DIFFERENT, NOT_RUN = "new", "gone", "different", "not run"
@@ -94,21 +95,19 @@ class _Run:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.backends: dict[str, str] = {}
+        saved = Saved(folder)
+        self.backends = dict.fromkeys(saved.manifest.backends, "")
         self.faults: dict[Place, dict[str, str]] = {}
         self.verdicts: dict[Place, str] = {}
-        for row in _rows(folder, "findings", ("backend", "quantities", "fault", "condition")):
-            self.backends.setdefault(row["backend"], "")
+        for row in _rows(saved, "findings", ("backend", "quantities", "fault", "condition")):
             for quantity in row["quantities"].split():
                 place = row.get("case", ""), row["backend"], quantity
                 self.faults.setdefault(place, {})[row["fault"]] = row["condition"]
-        if (folder / "summary.csv").exists():
-            for row in _rows(folder, "summary", ("case", "backend", "quantity", "verdict")):
-                self.backends.setdefault(row["backend"], "")
+        if saved.has("summary"):
+            for row in _rows(saved, "summary", ("case", "backend", "quantity", "verdict")):
                 self.verdicts[row["case"], row["backend"], row["quantity"]] = row["verdict"]
-        if (folder / "backends.csv").exists():
-            rows = _rows(folder, "backends", ("backend", "state", "versions"))
-            self.backends |= {row["backend"]: row["versions"] for row in rows if row["state"] == "ran"}
+            rows = _rows(saved, "backends", ("backend", "state", "versions"))
+            self.backends = {row["backend"]: row["versions"] for row in rows}
 
     def state(self, place: Place) -> str:
         """What is wrong at a place, ``agrees``, or ``not run``."""
@@ -125,21 +124,12 @@ class _Run:
         return " | ".join(condition for _, condition in sorted(self.faults.get(place, {}).items()) if condition)
 
 
-def _rows(folder: Path, name: str, columns: Iterable[str]) -> list[dict[str, str]]:
-    path = folder / f"{name}.csv"
-    try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except FileNotFoundError:
-        expected = "a folder that gradbridge compare, flux or sweep wrote"
-        raise BadInputError(str(folder), "", expected, f"no {name}.csv in it") from None
-    except OSError as error:
-        raise BadInputError(str(path), "", "a readable file", error.strerror or str(error)) from None
-    except (ValueError, pd.errors.ParserError) as error:
-        raise BadInputError(str(path), "", "a table as a run writes it", str(error)) from None
+def _rows(saved: Saved, name: str, columns: Sequence[str]) -> list[dict[str, Any]]:
+    table = saved.table(name)
     missing = next((column for column in columns if column not in table), None)
     if missing is not None:
-        raise BadInputError(str(path), missing, "that column", f"only {', '.join(map(str, table))}")
-    return [{str(key): str(value) for key, value in row.items()} for row in table.to_dict("records")]
+        raise BadInputError(f"{saved.folder / name}.csv", missing, "that column", f"only {', '.join(table)}")
+    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
 
 
 # -- which backend against which ---------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Two saved runs side by side: what is new, gone, different, or cannot be said."""
 
 import csv
+import json
 import re
 
 import pytest
@@ -22,9 +23,9 @@ def write(folder, findings=(), verdicts=(), backends=()):
         ("summary", ("case", "backend", "quantity", "verdict"), verdicts),
         ("backends", ("backend", "state", "versions"), backends),
     ):
-        if rows or name == "findings":
-            with open(folder / f"{name}.csv", "w", newline="") as file:
-                csv.writer(file).writerows([columns, *rows])
+        with open(folder / f"{name}.csv", "w", newline="") as file:
+            csv.writer(file).writerows([columns, *rows])
+    (folder / "run.json").write_text(json.dumps({"kind": "compare", "backends": {row[0]: {} for row in backends}}))
     return folder
 
 
@@ -102,7 +103,7 @@ def test_a_build_of_another_distribution_is_the_same_framework(tmp_path):
         run(tmp_path / "1", "mxnet-native-1.8.0.post0/unrolled", ("dx",)),
         run(tmp_path / "2", "mxnet-1.9.1/unrolled", ()),
     )
-    write(tmp_path / "3", [], [("c", "mxnet-1.9.1/unrolled", "dx", "agrees")])
+    write(tmp_path / "3", [], [("c", "mxnet-1.9.1/unrolled", "dx", "agrees")], [("mxnet-1.9.1/unrolled", "ran", "")])
     assert summed(diff(one, tmp_path / "3")) == [
         ("gone", "mxnet/unrolled", "dx", "native-1.8.0.post0", "1.9.1", "recurrent-term-dropped", "agrees")
     ]
@@ -115,8 +116,7 @@ def test_a_sweeps_findings_need_neither_case_nor_summary(tmp_path):
         rows = [(n, LINES[0], "dx dh0", fault, "") for n, fault in enumerate(faults)]
         with open(folder / "findings.csv", "w", newline="") as file:
             csv.writer(file).writerows([("finding", "backend", "quantities", "fault", "condition"), *rows])
-        with open(folder / "backends.csv", "w", newline="") as file:
-            csv.writer(file).writerows([("backend", "state", "versions"), (LINES[0], "ran", "")])
+        (folder / "run.json").write_text(json.dumps({"kind": "sweep", "backends": {LINES[0]: {}}}))
         return folder
 
     one, other, none = sweep(tmp_path / "1", "a"), sweep(tmp_path / "2", "a", "b"), sweep(tmp_path / "3")
@@ -145,7 +145,8 @@ def test_real_runs_and_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("break_it", "words"),
     [
-        (lambda folder: (folder / "findings.csv").unlink(), "no findings.csv in it"),
+        (lambda folder: (folder / "run.json").unlink(), "no run.json in it"),
+        (lambda folder: (folder / "findings.csv").unlink(), "findings.csv: expected a readable file"),
         (lambda folder: (folder / "findings.csv").write_text(""), "findings.csv: expected a table"),
         (
             lambda folder: (folder / "findings.csv").write_text("a,b\n1,2\n"),
