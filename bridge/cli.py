@@ -313,7 +313,9 @@ def record(
 
 @main.command()
 @click.option("--backend", "patterns", multiple=True, metavar="PATTERN", help="Only backends whose name matches.")
-@click.option("--max-cases", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N")
+@click.option(
+    "--max-cases", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N", help="Random cases to run."
+)
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0, min_open=True),
@@ -431,7 +433,7 @@ def diff_runs(run1: str, run2: str) -> None:
 @main.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 def report(folder: Path) -> None:
-    r"""Make report.html anew from the tables that compare, flux or sweep wrote into a folder.
+    """Make report.html anew from the tables that compare, flux or sweep wrote into a folder.
 
     \b
     Example:

@@ -100,7 +100,10 @@ def test_compare_prints_the_report_writes_the_files_and_sets_the_exit_code(tmp_p
     assert "WRONGLY SAME" in done.stdout
     assert "mxnet-2.0.0b1/fused-native" in done.stdout
     names = {"gradients", "timesteps", "summary", "findings", "pairs", "backends"}
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {f"{name}.csv" for name in names} | {"run.json"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {f"{name}.csv" for name in names} | {
+        "run.json",
+        "report.html",
+    }
     done = gradbridge("compare", "mxnet-21143", "--backend", "*-onednn", "--out", tmp_path, "--fail-on-disagreement")
     assert done.returncode == 0
     assert "\x1b" not in done.stdout + done.stderr
