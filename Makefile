@@ -32,7 +32,7 @@ check: $(STAMP)
 	$(BIN)/fatou format --check julia
 
 results: $(STAMP)
-	GRADBRIDGE_CACHE=$(VENV)/cache $(BIN)/gradbridge compare --no-live --out results/seed
+	GRADBRIDGE_CACHE=$(VENV)/cache $(BIN)/gradbridge compare --no-live --jacobian --out results/seed
 
 matrix: $(STAMP)
 	$(BIN)/gradbridge env add mxnet==1.9.1 mxnet-native==1.8.0.post0

@@ -85,7 +85,7 @@ def test_completion_scripts_are_made_and_complete_commands_options_and_cases(she
 
 
 def test_importing_bridge_or_asking_for_help_imports_no_framework_and_no_pandas(run_python):
-    heavy = "{'mxnet', 'juliacall', 'pandas', 'torch', 'rich', 'execnet'}"
+    heavy = "{'mxnet', 'juliacall', 'pandas', 'torch', 'rich', 'execnet', 'jinja2'}"
     look = f"; import sys; print(sorted({heavy} & set(sys.modules)))"
     assert run_python("import bridge" + look).strip() == "[]"
     assert run_python("import bridge.cli" + look).strip() == "[]"

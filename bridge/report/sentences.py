@@ -25,7 +25,7 @@ class Statement:
     places : the (case, backend, quantity) triples of that.
     clause : what is wrong and when.
     evidence : how well the fault matches, and on which cases.
-    verified : what avoids it.
+    verified : what avoids it, and for whom; empty for all.
     notes : further remarks.
     """
 
@@ -35,13 +35,8 @@ class Statement:
     places: frozenset[tuple[str, str, str]]
     clause: str
     evidence: str
-    verified: tuple[str, ...]
+    verified: tuple[tuple[str, tuple[str, ...]], ...]
     notes: tuple[str, ...]
-
-    @property
-    def who(self) -> str:
-        """The backends, the variants of one line together."""
-        return abbreviated(self.backends)
 
 
 def statements(findings: pd.DataFrame) -> list[Statement]:
@@ -72,10 +67,7 @@ def _statement(clause: str, members: Sequence[Any]) -> Statement:
         frozenset((row.case, row.backend, name) for row in members for name in row.quantities.split()),
         clause,
         "; ".join(filter(None, [evidence, f"on {', '.join(cases)}"])),
-        tuple(
-            line + ("" if len(having) == len(members) else f" ({abbreviated(having)})")
-            for line, having in verified.items()
-        ),
+        tuple((line, () if len(having) == len(members) else tuple(having)) for line, having in verified.items()),
         tuple(f"on {','.join(dict.fromkeys(having))} {note}" for note, having in notes.items()),
     )
 
@@ -107,6 +99,13 @@ def abbreviated(names: Sequence[str]) -> str:
     return ", ".join(
         f"{line}/{found[0]}" if len(found) == 1 else f"{line}/{{{', '.join(found)}}}" for line, found in by_line.items()
     )
+
+
+def counted(names: Sequence[str]) -> str:
+    """Write how many variants of each line there are."""
+    lines = [name.partition("/")[0] for name in dict.fromkeys(names)]
+    each = [f"{lines.count(line)} of {line}" for line in dict.fromkeys(lines)]
+    return ", ".join(each).replace(" of ", " variants of ", 1)
 
 
 def _listed(text: str) -> list[str]:

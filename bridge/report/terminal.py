@@ -287,8 +287,11 @@ def print_findings(comparison: Comparison, console: Console) -> None:
     found = statements(comparison.faults)
     for one in found:
         text = f", {' '.join(one.quantities)}: {one.clause} ({one.evidence})"
-        console.print(f"[bold]{escape(one.who)}[/]{escape(text)}", soft_wrap=True)
-        for line in (*(f"verified: {verified}" for verified in one.verified), *one.notes):
+        console.print(f"[bold]{escape(abbreviated(one.backends))}[/]{escape(text)}", soft_wrap=True)
+        for line, backends in one.verified:
+            whose = f" ({abbreviated(backends)})" if backends else ""
+            console.print(f"  verified: {escape(line + whose)}", soft_wrap=True)
+        for line in one.notes:
             console.print(f"  {escape(line)}", soft_wrap=True)
     if found:
         console.print()

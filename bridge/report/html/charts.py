@@ -81,7 +81,7 @@ def steps(timesteps: pd.DataFrame, gradients: pd.DataFrame) -> tuple[list[dict[s
     names = ("value", "reference", "abs_err", "tolerance")
     having: dict[tuple[Any, ...], dict[str, dict[str, Array]]] = {}
     for place, arrays in groups(rows, [*_FIGURE, "backend"], ("timestep", "batch", "row"), names):
-        having.setdefault(place[:-1], {})[place[-1]] = arrays
+        having.setdefault(place[:-1], {})[place[-1]] = arrays | {"part": _part(arrays)}
     order = [key for key in order if key in having]
     return _within(STEPS_BYTES, (_figure(key, plan[key], having[key]) for key in order), len(order))
 
@@ -125,7 +125,7 @@ def _figure(key: tuple[Any, ...], judged: dict[str, str], arrays: dict[str, dict
     }
 
 
-def _ratio(found: dict[str, Array]) -> Array:
+def _part(found: dict[str, Array]) -> Array:
     """Error as part of the tolerance, (T, B, I); -1 where there is none."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.nan_to_num(found["abs_err"] / found["tolerance"], nan=-1.0)
@@ -133,11 +133,9 @@ def _ratio(found: dict[str, Array]) -> Array:
 
 def _worst(found: dict[str, Array]) -> tuple[Array, Array]:
     """Error and tolerance, (T,), of each step's worst element."""
-    ratio = _ratio(found)
-    at = ratio.reshape(len(ratio), -1).argmax(axis=1)[:, None]
-    error, tolerance = (
-        np.take_along_axis(found[name].reshape(len(ratio), -1), at, axis=1)[:, 0] for name in ("abs_err", "tolerance")
-    )
+    steps = len(found["part"])
+    at = found["part"].reshape(steps, -1).argmax(axis=1)
+    error, tolerance = (found[name].reshape(steps, -1)[np.arange(steps), at] for name in ("abs_err", "tolerance"))
     return error, tolerance
 
 
@@ -146,8 +144,8 @@ def _elements(judged: dict[str, str], arrays: dict[str, dict[str, Array]]) -> li
     wrong = [name for name in arrays if judged[name] in WRONG] or list(arrays)[:1]
     found: dict[tuple[int, int], None] = {}
     for name in wrong:
-        ratio = _ratio(arrays[name])
-        _, batch, row = np.unravel_index(int(ratio.argmax()), ratio.shape)
+        part = arrays[name]["part"]
+        _, batch, row = np.unravel_index(int(part.argmax()), part.shape)
         found[int(batch), int(row)] = None
     return list(found)[:MOST_ELEMENTS]
 
@@ -175,8 +173,12 @@ def maps(saved: Saved) -> tuple[list[dict[str, Any]], int]:
         unanswered = VERDICTS.index(UNAVAILABLE)
         arrays["verdict"] = np.nan_to_num(arrays["verdict"], nan=unanswered).astype(np.int8)
         cases.setdefault(str(case), {})[str(backend)] = arrays
-    figures = sorted((_map(case, having) for case, having in cases.items()), key=lambda figure: not figure["wrong"])
-    return _within(MAPS_BYTES, iter(figures), len(figures))
+    order = sorted(cases, key=lambda case: not any(_is_wrong(arrays) for arrays in cases[case].values()))
+    return _within(MAPS_BYTES, (_map(case, cases[case]) for case in order), len(order))
+
+
+def _is_wrong(arrays: dict[str, Array]) -> bool:
+    return bool(np.isin(arrays["verdict"], [VERDICTS.index(name) for name in WRONG]).any())
 
 
 def _map(case: str, having: dict[str, dict[str, Array]]) -> dict[str, Any]:
@@ -185,10 +187,10 @@ def _map(case: str, having: dict[str, dict[str, Array]]) -> dict[str, Any]:
     for backend, found in having.items():
         value, reference = found["value"], found["reference"]
         marks = characters(value, reference, signs(value, reference, found["verdict"]))
-        wrong = np.isin(found["verdict"], [VERDICTS.index(name) for name in WRONG]).any()
+        wrong = _is_wrong(found)
         with np.errstate(all="ignore"):
             one = {
-                "wrong": bool(wrong),
+                "wrong": wrong,
                 "marks": "".join(marks),
                 "value": pool.add(_size(value), 7),
                 "reference": pool.add(_size(reference), 7),

@@ -19,7 +19,7 @@ from bridge.report import tables
 from bridge.report.html import charts
 from bridge.report.lengths import by_length
 from bridge.report.saved import Manifest, Saved
-from bridge.report.sentences import Statement, abbreviated, reasons, statements
+from bridge.report.sentences import Statement, abbreviated, counted, reasons, statements
 from bridge.verdicts import AGREES, NO_VALUES, SHORT, VERDICTS, WRONG
 
 SYMBOLS = dict(zip(VERDICTS, "✓✗∞≠-∅↯⏱", strict=True)) | {"right": "✓", "wrong": "✗", "nothing": "○", "error": "↯"}
@@ -78,11 +78,6 @@ class Row:
     cells: dict[str, Cell]
 
     @property
-    def name(self) -> str:
-        """Who."""
-        return abbreviated(self.backends)
-
-    @property
     def wrong(self) -> bool:
         """Whether anything is wrong."""
         return any(cell.wrong for cell in self.cells.values())
@@ -125,10 +120,11 @@ def render(saved: Saved) -> str:
     return environment.get_template("report.html.jinja").render(
         run=saved.manifest,
         command=shlex.join(saved.manifest.command),
-        folder=saved.folder.resolve().name,
         origins=_origins(saved),
         short=SHORT,
         symbols=SYMBOLS,
+        abbreviated=abbreviated,
+        counted=counted,
         style=Markup(_text("report.css")),
         script=Markup(_text("report.js")),
         library=Markup(_text("vega.min.js")),
@@ -293,11 +289,6 @@ class Origin:
     source: str
     state: str
     about: str
-
-    @property
-    def name(self) -> str:
-        """Who."""
-        return abbreviated(self.backends)
 
 
 def _origins(saved: Saved) -> list[Origin]:

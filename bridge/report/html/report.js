@@ -82,6 +82,15 @@
     return [...lines].map(([line, v]) => `${line}/${v.length > 1 ? `{${v.join(", ")}}` : v[0]}`).join(", ");
   };
 
+  const counted = (names) => {
+    const lines = names.map((name) => name.slice(0, name.indexOf("/")));
+    return [...new Set(lines)].map((line) => `${lines.filter((other) => other === line).length} of ${line}`).join(", ").replace(" of ", " variants of ");
+  };
+  const MOST_NAMES = 8;
+  const brief = (names) => (names.length > MOST_NAMES ? counted(names) : short(names));
+  const folded = (names) => names.length > MOST_NAMES
+    ? [make("details", { className: "who" }, make("summary", { textContent: counted(names) }), short(names))] : [short(names)];
+
   const axis = {
     labelColor: "var(--mute)", titleColor: "var(--mute)", domainColor: "var(--line)", tickColor: "var(--line)",
     gridColor: "var(--line)", labelFontSize: 11, titleFontSize: 11, titleFontWeight: "normal",
@@ -197,7 +206,7 @@
   };
 
   const stepsBody = (figure, controls, body) => {
-    const series = figure.series.map((one, index) => ({ ...one, id: String(index), label: short(one.backends) }));
+    const series = figure.series.map((one, index) => ({ ...one, id: String(index), label: brief(one.backends) }));
     const bad = series.filter((one) => one.verdict !== "agrees");
     let shown = [...bad.slice(0, SHOWN - 1), ...series.filter((one) => one.verdict === "agrees").slice(0, 1)];
     let element = 0;
@@ -217,7 +226,9 @@
         });
         const label = make("label", {}, box);
         if (slot >= 0) label.append(symbol(slot));
-        label.append(make("span", { className: one.verdict === "agrees" ? "good" : "bad", textContent: ` ${SYMBOL[one.verdict] ?? "-"} ${one.verdict} ` }), one.label);
+        label.append(make("span", { className: one.verdict === "agrees" ? "good" : "bad", textContent: ` ${SYMBOL[one.verdict] ?? "-"} ${one.verdict} ` }));
+        if (one.backends.length > MOST_NAMES) return make("li", {}, label, ...folded(one.backends));
+        label.append(one.label);
         return make("li", {}, label);
       };
       const first = series.filter((one) => one.verdict !== "agrees" || shown.includes(one));
@@ -274,7 +285,7 @@
       const [backend, b] = chart("Backend");
       const [difference, c] = chart("Difference");
       body.append(
-        make("p", { className: "mute note", textContent: short(one.backends) }),
+        make("p", { className: "mute note" }, ...folded(one.backends)),
         make("div", { className: "charts maps" }, reference, backend, difference),
       );
       const list = (name) => figure.numbers[one[name]];
@@ -294,7 +305,7 @@
         drawMap(c, "Where they differ", blocks, "d", { domain: gap, scheme: "orangered", active: isBad }),
       ]);
     };
-    const name = (one) => `${one.wrong ? "✗" : "✓"} ${short(one.backends)}`;
+    const name = (one) => `${one.wrong ? "✗" : "✓"} ${brief(one.backends)}`;
     if (figure.series.length > 1) controls.append(choose("backend", figure.series.map((one) => [name(one), one]), draw));
     else controls.append(make("span", { textContent: figure.series[0].wrong ? "✗" : "✓" }));
     return draw(figure.series[0]);
