@@ -168,7 +168,8 @@ def _compare(saved: Saved) -> dict[str, Any]:
 
 def _again(one: Statement, run: Manifest) -> str:
     """Return the command that shows a finding alone, where its case is a shipped one."""
-    case, backend, _ = min(one.places)
+    pairs = {(case, backend) for case, backend, _ in one.places}
+    case, backend = min(pairs, key=lambda pair: (one.cases.index(pair[0]), one.backends.index(pair[1])))
     known = run.cases.get(case, {}).get("digest")
     if case not in bridge.shipped_cases() or bridge.load_case(case).digest() != known:
         return ""
