@@ -251,9 +251,11 @@ def _run(
     told = {"kind": run.info_name, "command": run.meta["command"]}
     comparison = dataclasses.replace(comparison, manifest={**comparison.manifest, **told})
     try:
-        comparison.save(out, skip)
         if matrix:
             write_csv(comparison.matrix, Path(out) / "matrix.csv")
+        else:
+            (Path(out) / "matrix.csv").unlink(missing_ok=True)
+        comparison.save(out, skip)
     except BadInputError as error:
         return comparison, error
     return comparison, None

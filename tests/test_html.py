@@ -244,7 +244,7 @@ def test_the_command_as_typed_is_in_the_manifest_and_on_the_page(investigated):
         ("run.json", lambda _: None, "no run.json in it"),
         ("run.json", lambda _: "{", "run.json"),
         ("run.json", lambda _: '{"kind": "dance"}', "kind"),
-        ("run.json", lambda _: '{"kind": "compare", "cases": 3}', "cases"),
+        ("run.json", lambda _: '{"kind": "compare", "cases": [3]}', "cases"),
         ("summary.csv", lambda _: None, "summary.csv"),
         ("summary.csv", lambda _: "", "summary.csv"),
         ("summary.csv", lambda old: old.replace("disagrees", "dances"), "summary.csv: verdict: expected one of agrees"),
@@ -301,6 +301,17 @@ def test_what_is_left_out_is_said_and_what_disagrees_stays(tmp_path, monkeypatch
     assert f"{left_out} further charts are left out" in text(document.query("#steps")[0])
 
 
+def test_a_matrix_of_versions_is_shown(hostile, tmp_path):
+    folder = shutil.copytree(hostile[0], tmp_path / "copy")
+    row = {"fault": "dropped", "backend": "mxnet/fused-native", "cases": "a", "since": "mxnet-1", "until": "mxnet-2"}
+    pd.DataFrame(row | {"mxnet-1": "shows", "mxnet-2": "does not show"}, index=[0]).to_csv(
+        folder / "matrix.csv", index=False
+    )
+    html.write(folder)
+    cells = [text(cell) for cell in parsed(folder).query("#versions tbody td")]
+    assert cells[-2:] == ["✗ shows", "✓ does not show"]
+
+
 def test_an_empty_run_has_a_page(tmp_path):
     folder = big_run.write(tmp_path / "run", cases=1, backends=4, steps=2)
     for path in folder.glob("*.csv"):
@@ -316,15 +327,17 @@ def test_a_sweeps_findings_come_with_their_scripts(tmp_path):
         "worst_rel_err": [0.5, float("nan")], "verdict": "disagrees", "sentence": ["the first", "the <b>second</b>"],
     }  # fmt: skip
     pd.DataFrame(rows).to_csv(tmp_path / "findings.csv", index=False)
-    pd.DataFrame({"case": ["a", "b"], "verdict": ["agrees", "disagrees"]}).to_csv(tmp_path / "cases.csv", index=False)
-    (tmp_path / "run.json").write_text('{"kind": "sweep", "command": ["gradbridge", "sweep", "--seed", "1"]}')
+    runs = {"case": [0, 1, 1], "backend": ["<u>", "<u>", "b"], "verdict": ["agrees", "disagrees", "agrees"]}
+    pd.DataFrame(runs).to_csv(tmp_path / "cases.csv", index=False)
+    (tmp_path / "run.json").write_text('{"kind": "sweep", "cases": 2, "backends": ["<u>", "b"], "seed": 1}')
     (tmp_path / "reproducers").mkdir()
     script = "print('</script><script>alert(1)</script>')\n"
     (tmp_path / "reproducers" / "f1.py").write_text(script)
     (tmp_path / "reproducers" / "f2.jl").write_text("println(1)\n")
     html.write(tmp_path)
     document = parsed(tmp_path)
-    assert [text(row.query("td")[0]) for row in document.query("#findings tbody tr")] == ["f1", "f2"]
+    assert [text(row.query("td")[0]) for row in document.query("#findings tbody tr")] == ["1", "2"]
+    assert [text(row) for row in document.query("#runs tbody tr")] == ["<u> 1 1", "b 1 0"]
     assert "the <b>second</b>" in text(document.query("#findings")[0])
     codes = document.query("#findings pre")
     assert [code.to_text(separator="", strip=False).strip() for code in codes] == [script.strip(), "println(1)"]

@@ -26,7 +26,10 @@ JUDGED = ("gradients", "timesteps", "summary", "jacobian")
 
 
 class Manifest(msgspec.Struct):
-    """What of ``run.json`` a report tells; see :class:`bridge.comparison.Comparison`."""
+    """What of ``run.json`` a report tells.
+
+    A sweep keeps the number of its cases and the names of its backends, other runs keep what is known of each.
+    """
 
     kind: Literal["compare", "flux", "sweep"]
     gradbridge: str = ""
@@ -34,10 +37,20 @@ class Manifest(msgspec.Struct):
     command: list[str] = []
     interrupted: bool = False
     platform: dict[str, Any] = {}
-    cases: dict[str, dict[str, Any]] = {}
-    backends: dict[str, dict[str, Any]] = {}
+    cases: dict[str, dict[str, Any]] | int = {}
+    backends: dict[str, dict[str, Any]] | list[str] = {}
     switches: dict[str, dict[str, Any]] = {}
     noise_floor: dict[str, Any] = {}
+    seed: int | None = None
+    stopped: dict[str, str] = {}
+
+    def case(self, name: str) -> dict[str, Any]:
+        """What is known of a case."""
+        return {} if isinstance(self.cases, int) else self.cases.get(name, {})
+
+    def backend(self, name: str) -> dict[str, Any]:
+        """What is known of a backend."""
+        return {} if isinstance(self.backends, list) else self.backends.get(name, {})
 
 
 class Saved:

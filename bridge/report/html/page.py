@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -15,6 +15,7 @@ from markupsafe import Markup
 import bridge
 from bridge import investigation
 from bridge.backends.flux import Name
+from bridge.errors import BadInputError
 from bridge.report import tables
 from bridge.report.html import charts
 from bridge.report.lengths import by_length
@@ -24,6 +25,13 @@ from bridge.verdicts import AGREES, NO_VALUES, SHORT, VERDICTS, WRONG
 
 SYMBOLS = dict(zip(VERDICTS, "✓✗∞≠-∅↯⏱", strict=True)) | {"right": "✓", "wrong": "✗", "nothing": "○", "error": "↯"}
 """A sign for every verdict, so that colour is never the only one."""
+
+SCRIPTS = {
+    ".py": "the script that shows it without gradbridge",
+    ".jl": "the script that shows it without gradbridge",
+    ".md": "a report for the framework's maintainers",
+}
+"""What a sweep writes of a finding, by suffix."""
 
 MOST_ROWS = 60
 """Backends that have a row each in a matrix."""
@@ -119,12 +127,14 @@ def render(saved: Saved) -> str:
     sections = _sweep(saved) if saved.manifest.kind == "sweep" else _compare(saved)
     return environment.get_template("report.html.jinja").render(
         run=saved.manifest,
+        cases={} if isinstance(saved.manifest.cases, int) else saved.manifest.cases,
         command=shlex.join(saved.manifest.command),
         origins=_origins(saved),
         short=SHORT,
         symbols=SYMBOLS,
         abbreviated=abbreviated,
         counted=counted,
+        suffixes=SCRIPTS,
         style=Markup(_text("report.css")),
         script=Markup(_text("report.js")),
         library=Markup(_text("vega.min.js")),
@@ -134,7 +144,7 @@ def render(saved: Saved) -> str:
 
 _NOTHING: dict[str, Any] = {
     "statements": [], "found": [], "columns": [], "matrices": [], "counts": {}, "lengths": [], "flux": [], "advice": [],
-    "relations": [], "data": {"steps": [], "maps": []}, "omitted": {},
+    "relations": [], "runs": {}, "matrix": None, "data": {"steps": [], "maps": []}, "omitted": {},
 }  # fmt: skip
 
 
@@ -160,6 +170,7 @@ def _compare(saved: Saved) -> dict[str, Any]:
         "counts": {verdict: n for verdict in VERDICTS if (n := int((summary["verdict"] == verdict).sum()))},
         "lengths": [(case, _columns(found), found) for case, found in views if found],
         "relations": _relations(saved),
+        "matrix": saved.table("matrix") if saved.has("matrix") else None,
         "data": {"steps": steps, "maps": maps},
         "omitted": {"steps": steps_omitted, "maps": maps_omitted},
     }
@@ -170,10 +181,10 @@ def _again(one: Statement, run: Manifest) -> str:
     """Return the command that shows a finding alone, where its case is a shipped one."""
     pairs = {(case, backend) for case, backend, _ in one.places}
     case, backend = min(pairs, key=lambda pair: (one.cases.index(pair[0]), one.backends.index(pair[1])))
-    known = run.cases.get(case, {}).get("digest")
+    known = run.case(case).get("digest")
     if case not in bridge.shipped_cases() or bridge.load_case(case).digest() != known:
         return ""
-    live = [] if run.backends.get(backend, {}).get("source") != "recorded" else ["--no-live"]
+    live = [] if run.backend(backend).get("source") != "recorded" else ["--no-live"]
     return shlex.join(["gradbridge", "compare", case, "--backend", backend, *live])
 
 
@@ -183,7 +194,7 @@ def _matrix(case: str, summary: pd.DataFrame, said: Sequence[Statement], run: Ma
     for row in summary.itertuples(index=False):
         number = numbers.get((case, row.backend, row.quantity))
         cells.setdefault(row.backend, {})[row.quantity] = _cell(row, number)
-    known = run.cases.get(case, {})
+    known = run.case(case)
     return Matrix(
         case,
         str(known.get("network", "")),
@@ -258,28 +269,29 @@ def _axes(name: Name) -> tuple[str, str, str, str]:
 
 def _sweep(saved: Saved) -> dict[str, Any]:
     found = saved.table("findings")
-    scripts = saved.folder / "reproducers"
-    rows = [
-        (
-            row,
-            [
-                (path.name, path.read_text(encoding="utf-8", errors="replace"))
-                for path in sorted(scripts.glob("*"))
-                if path.stem == row.get("finding") and path.suffix in (".py", ".jl")
-            ],
-        )
-        for row in found.astype(object).where(found.notna(), "").to_dict("records")
+    if "finding" not in found:
+        raise BadInputError(str(saved.folder / "findings.csv"), "finding", "that column", f"only {', '.join(found)}")
+    rows = [(row, _scripts(saved, row)) for row in found.astype(object).where(found.notna(), "").to_dict("records")]
+    columns = [name for name in found if name not in ("sentence", "min_case", "reproducer")]
+    runs: dict[str, dict[str, int]] = {}
+    if saved.has("cases"):
+        for backend, verdict in saved.table("cases", ("backend", "verdict")).itertuples(index=False):
+            own = runs.setdefault(backend, {})
+            own[verdict] = own.get(verdict, 0) + 1
+    total = [verdict for own in runs.values() for verdict, n in own.items() for _ in range(n)]
+    counts = {verdict: total.count(verdict) for verdict in (*VERDICTS, *total) if verdict in total}
+    return {"found": rows, "columns": columns, "counts": counts, "runs": runs}
+
+
+def _scripts(saved: Saved, row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Name and text of what the sweep wrote to show a finding: the script, and the report to go with it."""
+    paths = [path for path in (saved.folder / "reproducers").glob("*") if path.stem == row["finding"]]
+    return [
+        (path.name, path.read_text(encoding="utf-8", errors="replace"))
+        for suffix in SCRIPTS
+        for path in paths
+        if path.suffix == suffix
     ]
-    columns = [name for name in found if name not in ("sentence", "reason")]
-    return {"found": rows, "columns": columns, "counts": _tally(saved)}
-
-
-def _tally(saved: Saved) -> dict[str, int]:
-    """How many runs of the sweep had which verdict."""
-    if not saved.has("cases"):
-        return {}
-    verdicts = saved.table("cases", ["verdict"])["verdict"]
-    return {str(verdict): int(n) for verdict, n in verdicts.value_counts(sort=False).items()}
 
 
 @dataclasses.dataclass(frozen=True)
