@@ -272,6 +272,13 @@ def test_a_broken_folder_is_one_line_that_names_the_file(hostile, tmp_path, name
         html.write(folder)
 
 
+def test_a_source_tree_without_the_chart_library_says_how_to_get_it(hostile, tmp_path, monkeypatch):
+    monkeypatch.setattr("bridge.report.html.page.LIBRARY", "absent.min.js")
+    folder = shutil.copytree(hostile[0], tmp_path / "copy")
+    with pytest.raises(BadInputError, match=r"absent\.min\.js: expected the chart library, which `pip install \.`"):
+        html.write(folder)
+
+
 def test_a_case_called_na_keeps_its_name(hostile, tmp_path):
     folder = shutil.copytree(hostile[0], tmp_path / "copy")
     for path in folder.glob("*.csv"):
@@ -438,6 +445,26 @@ def test_tooltips_show_names_that_look_like_markup_as_text(visit, hostile):
     assert tooltip.locator("img").count() == 0
     assert HOSTILE in opened.locator("#steps figcaption").first.inner_text()
     assert opened.title() != "owned"
+
+
+def test_values_that_are_missing_infinite_zero_or_huge_are_drawn(visit, tmp_path):
+    folder = big_run.write(tmp_path / "run", cases=5, backends=4, steps=3)
+    for name in ("gradients", "jacobian", "timesteps"):
+        table = pd.read_csv(folder / f"{name}.csv")
+        odd = {
+            "case-1": (float("inf"), "not finite"),
+            "case-2": (float("nan"), "not repeatable"),
+            "case-3": (0.0, "agrees"),
+        }
+        for case, (value, verdict) in (odd | {"case-4": (1e300, "disagrees")}).items():
+            columns = [column for column in ("value", "abs_err", "reference") if column in table]
+            table.loc[table["case"] == case, columns if verdict == "agrees" else columns[:2]] = value
+            table.loc[table["case"] == case, "verdict"] = verdict
+        table.to_csv(folder / f"{name}.csv", index=False)
+    html.write(folder)
+    opened = visit(folder)
+    assert opened.get_by_text("could not be drawn").count() == 0
+    assert opened.locator("#maps svg.marks").count() >= 3 * 4
 
 
 def test_a_command_can_be_copied(visit, investigated):

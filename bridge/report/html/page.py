@@ -36,6 +36,9 @@ SCRIPTS = {
 MOST_ROWS = 60
 """Backends that have a row each in a matrix."""
 
+LIBRARY = "vega.min.js"
+"""Written when the package is built; see ``hatch_build.py``."""
+
 MOST_LENGTHS = 12
 """Sequence lengths shown beside each other."""
 
@@ -114,7 +117,7 @@ def render(saved: Saved) -> str:
     Raises
     ------
     BadInputError
-        When a table is broken, naming the file.
+        When a table is broken, naming the file, or gradbridge runs from a source tree that was never installed.
     """
     environment = Environment(
         loader=PackageLoader("bridge.report.html", ""),
@@ -137,7 +140,7 @@ def render(saved: Saved) -> str:
         suffixes=SCRIPTS,
         style=Markup(_text("report.css")),
         script=Markup(_text("report.js")),
-        library=Markup(_text("vega.min.js")),
+        library=Markup(_library()),
         **(_NOTHING | sections),
     )
 
@@ -146,6 +149,13 @@ _NOTHING: dict[str, Any] = {
     "statements": [], "found": [], "columns": [], "matrices": [], "counts": {}, "lengths": [], "flux": [], "advice": [],
     "relations": [], "runs": {}, "matrix": None, "data": {"steps": [], "maps": []}, "omitted": {},
 }  # fmt: skip
+
+
+def _library() -> str:
+    try:
+        return _text(LIBRARY)
+    except FileNotFoundError:
+        raise BadInputError(LIBRARY, "", "the chart library, which `pip install .` puts in place", "no file") from None
 
 
 def _text(name: str) -> str:

@@ -106,8 +106,14 @@
       .catch((error) => { holder.textContent = `This chart could not be drawn: ${error.message}`; });
 
   // One chart over the steps: layers above a log or linear axis.
-  const overSteps = (holder, description, rows, layers) =>
-    embed(holder, { description, config: WITHOUT_LEGEND, width: "container", height: 210, autosize: { type: "fit", contains: "padding" }, data: { values: rows }, layer: layers });
+  const overSteps = (holder, description, rows, layers) => {
+    const layer = layers.filter((one) => (one.data?.values ?? rows).length);
+    if (!layer.length) {
+      holder.textContent = "There are no values.";
+      return null;
+    }
+    return embed(holder, { description, config: WITHOUT_LEGEND, width: "container", height: 210, autosize: { type: "fit", contains: "padding" }, data: { values: rows }, layer });
+  };
 
   const stepAxis = (n) => {
     const every = Math.ceil(n / 20);
