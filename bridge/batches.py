@@ -27,6 +27,9 @@ from bridge.tolerance import Truth, truth
 from bridge.verdicts import AGREES, DISAGREES, NOT_FINITE, NOT_REPEATABLE, Judged, judge_reply
 from bridge.workers import Worker, WorkerError
 
+BATCH = 20
+"""Cases that travel together."""
+
 TOO_MANY = 10
 """Crashes in a row after which a backend is asked no more."""
 

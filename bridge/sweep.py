@@ -27,7 +27,7 @@ import numpy as np
 import bridge
 from bridge.backends.base import Backend
 from bridge.backends.registry import Sources, select
-from bridge.batches import Assignment, backend_rows, run_batch
+from bridge.batches import BATCH, Assignment, backend_rows, run_batch
 from bridge.case import atomic
 from bridge.errors import BadInputError
 from bridge.kinds import Kind, Row, Stops, group, rows_for_table
@@ -39,9 +39,6 @@ from bridge.verdicts import AGREES, DISAGREES, NOT_FINITE, NOT_REPEATABLE, SHORT
 
 if TYPE_CHECKING:
     import pandas as pd
-
-BATCH = 20
-"""Cases that travel together."""
 
 Told = Callable[[int, int, int], None]
 """Told of progress: cases done, cases in all, findings so far."""
