@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WHAT ?=
 
-.PHONY: setup compare test check results matrix format clean
+.PHONY: setup compare test check results sweep matrix format clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,10 @@ check: $(STAMP)
 
 results: $(STAMP)
 	GRADBRIDGE_CACHE=$(VENV)/cache $(BIN)/gradbridge compare --no-live --jacobian --out results/seed
+
+sweep: $(STAMP)
+	rm -rf results/mxnet-2.0.0b1
+	$(BIN)/gradbridge sweep --backend 'mxnet-2.0.0b1/*' --max-cases 3000 --seed 1 --out results/mxnet-2.0.0b1
 
 matrix: $(STAMP)
 	$(BIN)/gradbridge env add mxnet==1.9.1 mxnet-native==1.8.0.post0
