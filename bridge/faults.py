@@ -935,7 +935,8 @@ def _unsteady(seen: Sequence[Seen], names: tuple[str, ...]) -> Match:
             if judged is None or not judged.again:
                 continue
             for block, first, second in zip(judged.blocks, judged.first, judged.again, strict=True):
-                error = np.abs(second - 2 * first)
+                with np.errstate(all="ignore"):
+                    error = np.abs(second - 2 * first)
                 doubled &= bool((error <= 4 * block.tolerance).all())
                 residual = max(residual, float(error.max()))
     name = "buffer-not-cleared" if doubled else UNEXPLAINED
