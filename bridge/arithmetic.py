@@ -108,6 +108,10 @@ class Noisy:
             result = result + spread * self.generator.standard_normal(self._spread(result.shape))
         return self.rounded(result)
 
+    def _errors(self, shape: tuple[int, ...]) -> Array:
+        """Relative errors ``u * U(-1, 1)``; kept apart from what they disturb, since ``1 + u`` is rounded itself."""
+        return self.unit * (2 * self.generator.random(self._spread(shape)) - 1)
+
     def rounded(self, value: Array) -> Array:
         """Return the value times ``1 + u * U(-1, 1)``, spread over the replicas."""
         noise = self.generator.random(self._spread(value.shape))
@@ -119,12 +123,12 @@ class Noisy:
     def sigmoid(self, a: Array) -> tuple[Array, Array, Array]:
         """Return the logistic function, its complement and its derivative, all from the rounded function."""
         value, complement = sigmoid(a)
-        stored = self.rounded(value)
-        complement = self.rounded(complement + (value - stored))
-        return stored, complement, self.rounded(stored * complement)
+        error = self._errors(value.shape) * value
+        complement = self.rounded(complement - error)
+        return value + error, complement, self.rounded((value + error) * complement)
 
     def tanh(self, a: Array) -> tuple[Array, Array]:
         """Return the hyperbolic tangent and its derivative, from the rounded function."""
         value = np.tanh(a)
-        stored = self.rounded(value)
-        return stored, self.rounded(sech2(a) + (value - stored) * (value + stored))
+        error = self._errors(value.shape) * value
+        return value + error, self.rounded(sech2(a) - error * (2 * value + error))

@@ -938,6 +938,7 @@ def _unsteady(seen: Sequence[Seen], names: tuple[str, ...]) -> Match:
                 with np.errstate(all="ignore"):
                     error = np.abs(second - 2 * first)
                 doubled &= bool((error <= 4 * block.tolerance).all())
+                doubled &= not swamped([first], [block.tolerance])  # garbage in the noise is no double
                 residual = max(residual, float(error.max()))
     name = "buffer-not-cleared" if doubled else UNEXPLAINED
     return Match(names, (), residual if doubled else float("nan"), name=name)

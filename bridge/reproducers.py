@@ -17,7 +17,7 @@ from bridge.answers import CRASHED, TIMED_OUT, Task
 from bridge.arithmetic import Array
 from bridge.backends import mxnet
 from bridge.backends.base import Backend
-from bridge.case import QUANTITIES
+from bridge.case import QUANTITIES, REQUESTABLE
 from bridge.tolerance import truth
 from bridge.verdicts import NOT_REPEATABLE
 
@@ -179,6 +179,9 @@ def _mxnet(backend: Backend, task: Task, fault: Fault, versions: Mapping[str, st
             expected=[(name, literal(array, 8)) for name, array, _ in expected],
             tolerance=[(name, f"{slack:.2g}") for name, _, slack in expected],
             timeout=RUN_SECONDS / 2,
+            asked="requested" if how == "repeats" else shown["requested"],
+            states_asked=_states_asked(shown["requested"], how),
+            every=REQUESTABLE if task.case.mode == "lstm" else REQUESTABLE[:3],
             malformed_words=f"{task.malformed} is one longer than it should be",
             **shown,
         )
@@ -187,6 +190,13 @@ def _mxnet(backend: Backend, task: Task, fault: Fault, versions: Mapping[str, st
 
 
 _WRITERS = {"mxnet": _mxnet}
+
+
+def _states_asked(requested: tuple[str, ...], how: str) -> str:
+    """Python for what is requested but the parameters."""
+    if how == "repeats":
+        return '[name for name in requested if name != "params"]'
+    return repr([name for name in requested if name != "params"])
 
 
 def _sizes(task: Task) -> str:

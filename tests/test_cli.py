@@ -134,7 +134,9 @@ def test_a_flux_that_cannot_start_is_a_row_and_not_the_end(tmp_path):
 
 
 def test_a_reader_that_goes_away_does_not_change_the_exit_code(tmp_path):
-    command = f"{sys.executable} -m bridge compare flux-1547 --no-live --backend 'flux-0.16*' --out {tmp_path} | head -1"
+    command = (
+        f"{sys.executable} -m bridge compare flux-1547 --no-live --backend 'flux-0.16*' --out {tmp_path} | head -1"
+    )
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=120, check=False
     )

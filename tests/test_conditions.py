@@ -26,7 +26,16 @@ def test_a_planted_statement_is_found(text, test):
     failing, passing = [f for f in FEATURES if test(f)], [f for f in FEATURES if not test(f)]
     found = separate(failing, passing)
     assert set(found.text.split(" and ")) == set(text.split(" and "))
-    assert (found.failing, found.inside, found.passing) == (len(failing), 0, len(passing))
+    assert (found.covered, found.failing) == (len(failing), len(failing))
+    assert (found.inside, found.passing) == (0, len(passing))
+
+
+def test_one_stray_case_does_not_hide_the_statement():
+    failing = [f for f in FEATURES if f["layers"] >= 3]
+    stray, *passing = [f for f in FEATURES if f["layers"] == 1]
+    found = separate([*failing, stray], passing)
+    assert found.text == "layers >= 3"
+    assert (found.covered, found.failing, found.inside) == (len(failing), len(failing) + 1, 0)
 
 
 def test_where_chance_decides_the_counts_say_so():

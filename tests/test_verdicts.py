@@ -145,3 +145,18 @@ def test_what_does_not_fit_the_dtype_is_said_to_be_beyond_its_range():
     )
     assert judged.verdict == "not finite"
     assert "beyond the range of float32" in judged.reason
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_saturated_cell_whose_derivative_rounds_to_zero_is_right(dtype):
+    """``1 - h**2`` of an ``h`` that rounds to 1 is zero, in whatever dtype; the noise of every step must know that."""
+    for steps in range(20, 80):
+        fixed = {"mode": "rnn_tanh", "layers": 1, "bidirectional": False, "T": steps, "H": 1, "B": 1}
+        case = random_case(np.random.default_rng(steps), dtype=dtype, head="ones", **fixed)
+        (weights,) = case.params[0]
+        bias = np.full_like(weights.bias_ih, -20 if dtype == "float64" else -10)
+        weights = weights._replace(bias_ih=bias, weight_hh=0 * weights.weight_hh)
+        case = case.replace(params=[[weights]], requested=("x",))
+        h = np.tanh(case.x @ weights.weight_ih.T + bias + weights.bias_hh)
+        dx = (1 - h * h) @ weights.weight_ih
+        assert judge("dx", Answer(dx), truth(Task(case, steps))).verdict == "agrees", steps

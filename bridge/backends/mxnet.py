@@ -369,10 +369,11 @@ class MXNet:
         """Leave values in memory that a kernel would show if it read before writing; others each time.
 
         Garbage that is the same in both calls would look repeatable. The operator's workspace does not come from the
-        pool, so a call of the same shapes is made in between, with everything requested and other inputs.
+        pool, so a call of the same shapes is made in between.
         """
-        nd, library = self.mx.nd, self.mx.base._LIB
         self.poison += 1
+        self._stir()
+        nd, library = self.mx.nd, self.mx.base._LIB
         byte = 0x41 + self.poison % 6  # as a float32 between 12 and 13,000, as a float64 up to 4e30
         held = [nd.empty((1024 * pages,)) for pages, blocks in _POOL.items() for _ in range(blocks)]
         nd.waitall()
@@ -380,7 +381,9 @@ class MXNet:
             place = ctypes.c_void_p()
             library.MXNDArrayGetData(array.handle, ctypes.byref(place))
             ctypes.memset(place, byte, 4 * array.size)
-        del held
+
+    def _stir(self) -> None:
+        """Call the operator as it was called last, with everything requested and other inputs."""
         if self.last is None or self.last[0].case.layers == 1:
             return
         task, variant = self.last
