@@ -30,6 +30,9 @@ from bridge.workers import Worker, WorkerError
 BATCH = 20
 """Cases that travel together."""
 
+BATCH = 20
+"""Cases that travel together; one alone where a backend must compile nearly every case first."""
+
 TOO_MANY = 10
 """Crashes in a row after which a backend is asked no more."""
 
@@ -49,6 +52,7 @@ class Assignment:
     names : their names, which a process elsewhere must find too.
     sources : where a named backend may come from.
     timeout : seconds for one task, or None for each backend's own.
+    batch : cases in a batch.
     """
 
     seed: int
@@ -56,6 +60,7 @@ class Assignment:
     names: tuple[str, ...]
     sources: Sources
     timeout: float | None
+    batch: int = BATCH
 
 
 class Bench:

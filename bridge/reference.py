@@ -212,6 +212,7 @@ class Strand:
     ----------
     h : array, (T, R, B, H)
         Outputs.
+    end : final h and c (or None), (R, B, H)
     """
 
     def __init__(
@@ -230,7 +231,7 @@ class Strand:
             h, c, saved = cell.forward(step, h, c, recurrent, weights.bias_hh, ar)
             self.saved.append(saved)
             outputs.append(h)
-        self.h = np.stack(outputs)
+        self.h, self.end = np.stack(outputs), (h, c)
 
     def pull(self, head: Array, head_h: Array | None, head_c: Array | None) -> dict[str, Array]:
         """Pull the cotangents of the outputs (T, R, B, H) and of the final states (R, B, H) back."""

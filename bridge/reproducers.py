@@ -6,7 +6,7 @@ import dataclasses
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,18 @@ import numpy as np
 
 import bridge
 from bridge.answers import CRASHED, TIMED_OUT, Task
-from bridge.arithmetic import Array
-from bridge.backends import mxnet
+from bridge.arithmetic import Array, Exact
+from bridge.backends import flux, mxnet
 from bridge.backends.base import Backend
-from bridge.case import QUANTITIES, REQUESTABLE
+from bridge.case import QUANTITIES, REQUESTABLE, Case
+from bridge.errors import UnsupportedError
+from bridge.reference import Tape
 from bridge.tolerance import truth
 from bridge.verdicts import NOT_REPEATABLE
+from bridge.workers import Launch
 
 RUN_SECONDS = 120.0
-"""How long a script may take when it is tried; a script for a hang waits half of it."""
+"""How long a script may take when it is tried, where nothing is compiled; a script for a hang waits half of it."""
 
 ORIGIN = (
     "The expected values come from backpropagation through time in NumPy (float64, proven by complex-step "
@@ -71,29 +74,30 @@ def reproduce(backend: Backend, task: Task, fault: Fault, versions: Mapping[str,
 
     Parameters
     ----------
-    backend : that shows it; its framework must have a template (MXNet).
+    backend : that shows it; its framework must have a template (MXNet, Flux).
     task : the smallest case.
     fault : what it is.
     versions : what the backend says of itself.
     """
-    framework, launch = versions.get("framework", ""), getattr(backend, "launch", None)
-    writer = _WRITERS.get(framework)
-    if writer is None or launch is None:
+    kind, launch = _KINDS.get(versions.get("framework", "")), getattr(backend, "launch", None)
+    if kind is None or launch is None:
         return None
-    text = writer(backend, task, fault, versions)
-    name = f"{fault.name}.py"
+    text = kind.write(backend, task, fault, versions)
+    if text is None:
+        return None
+    name = f"{fault.name}{kind.suffix}"
     with tempfile.TemporaryDirectory(prefix="gradbridge-") as folder:
         path = Path(folder) / name
         path.write_text(text, encoding="utf-8")
         try:
             ran = subprocess.run(
-                [launch.python, path.name],
+                [*kind.command(launch), path.name],
                 cwd=folder,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **kind.env(launch)},
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=RUN_SECONDS,
+                timeout=kind.seconds,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired):
@@ -110,9 +114,9 @@ def reproduce(backend: Backend, task: Task, fault: Fault, versions: Mapping[str,
         versions=_versions(versions),
         gradbridge=bridge.__version__,
         sizes=_sizes(task),
-        command=f"python {name}",
+        command=f"{kind.language} {name}",
         origin=ORIGIN,
-        language="python",
+        language=kind.language,
         script=text,
         printed=ran.stdout.strip(),
         workarounds=(),
@@ -189,7 +193,70 @@ def _mxnet(backend: Backend, task: Task, fault: Fault, versions: Mapping[str, st
     return text
 
 
-_WRITERS = {"mxnet": _mxnet}
+def _flux(backend: Backend, task: Task, fault: Fault, versions: Mapping[str, str]) -> str | None:
+    variant, how = backend.name.partition("/")[2], ending(fault.verdict, task)
+    if how not in ("values", "dies") or fault.verdict == TIMED_OUT or fault.quantities == ("y",):
+        return None
+    case, version = task.alone(), versions["version"]
+    begun = _carried(case) if flux.Name.parse(variant).reset == "none" else case
+    try:
+        shown = flux.script_fields(variant, case, version)
+        known = expectations(Task(begun, case.seq_len), fault) if how == "values" else []
+        expected = flux.packed(variant, known, case, version)
+    except UnsupportedError:
+        return None
+    text: str = (
+        _environment()
+        .get_template("flux.jl.jinja")
+        .render(
+            title=fault.title,
+            what=" ".join(filter(None, [fault.what, fault.when])),
+            about=backend.about,
+            origin=ORIGIN if how == "values" else "No value is expected here: the call itself is what is wrong.",
+            gradbridge=bridge.__version__,
+            versions=_versions(versions),
+            ending=how,
+            case=case,
+            expected=[(name, value, f"{slack:.2g}") for name, value, slack in expected],
+            **shown,
+        )
+    )
+    return text
+
+
+def _carried(case: Case) -> Case:
+    """Give the case that begins in the state in which this one ends."""
+    strands = Tape(case, case.seq_len, Exact()).strands
+    ends = [strand.end for directions in strands for strand in directions]
+    h0 = np.stack([h[0] for h, _ in ends])
+    return case.replace(h0=h0, c0=None if case.c0 is None else np.stack([c[0] for _, c in ends if c is not None]))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scripts:
+    """How a framework's scripts are written and run.
+
+    Attributes
+    ----------
+    language, suffix : of the script.
+    write : its text; None where none can be written.
+    command : what runs it, given how the backend's worker is launched.
+    env : variables for it.
+    seconds : how long it may take.
+    """
+
+    language: str
+    suffix: str
+    write: Callable[[Backend, Task, Fault, Mapping[str, str]], str | None]
+    command: Callable[[Launch], list[str]]
+    env: Callable[[Launch], Mapping[str, str]]
+    seconds: float
+
+
+_KINDS = {
+    "mxnet": _Scripts("python", ".py", _mxnet, lambda launch: [launch.python], lambda _: {}, RUN_SECONDS),
+    "flux": _Scripts("julia", ".jl", _flux, flux.julia_command, lambda launch: launch.env, flux.JIT_TIMEOUT),
+}
 
 
 def _states_asked(requested: tuple[str, ...], how: str) -> str:

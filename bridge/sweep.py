@@ -140,7 +140,8 @@ def sweep(
     max_cases : how many cases of the seed to run.
     minutes : after which no further batch is begun.
     seed : which cases.
-    jobs : processes that run batches, each with workers of its own; as many as there are cores by default.
+    jobs : processes that run batches, each with workers of its own; by default as many as there are cores, and one
+        where a backend must compile nearly every case first, since two would compile the same.
     resume : go on with the sweep that lies in ``out``.
     scheduler : address of a dask.distributed scheduler whose workers do it instead (``gradbridge[cluster]``).
     timeout, sources : as for :func:`bridge.compare`.
@@ -159,7 +160,7 @@ def sweep(
     began = time.time()
     try:
         with contextlib.ExitStack() as stack:
-            executor, width = _executor(stack, jobs, scheduler)
+            executor, width = _executor(stack, jobs or (1 if assignment.batch == 1 else os.cpu_count() or 1), scheduler)
             try:
                 _run(executor, width, assignment, journal, max_cases, minutes, stops, kinds_seen, told)
             except KeyboardInterrupt:
@@ -202,7 +203,8 @@ def _assign(patterns: Iterable[str | Backend] | None, seed: int, sources: Source
     objects = {backend.name: backend for backend in given or () if not isinstance(backend, str)}
     names = tuple(backend.name for backend in chosen)
     quiet = dataclasses.replace(sources, says=None)  # what a terminal is told does not travel
-    return Assignment(seed, tuple(objects.get(name, name) for name in names), names, quiet, timeout)
+    batch = BATCH if all(backend.varies for backend in chosen) else 1
+    return Assignment(seed, tuple(objects.get(name, name) for name in names), names, quiet, timeout, batch)
 
 
 # -- the journal -------------------------------------------------------------------------------------------------
@@ -219,12 +221,12 @@ class Journal:
 
     def __init__(self, folder: Path, assignment: Assignment, resume: bool) -> None:
         check_writable(str(folder))
-        self.folder = folder / "journal"
+        self.folder, self.batch = folder / "journal", assignment.batch
         plan = {
             "gradbridge": bridge.__version__,
             "seed": assignment.seed,
             "backends": list(assignment.names),
-            "batch": BATCH,
+            "batch": assignment.batch,
         }
         path = self.folder / "plan.json"
         if path.exists():
@@ -253,9 +255,14 @@ class Journal:
 
     def rows(self, max_cases: int) -> Iterator[Row]:
         """All rows of the batches that are done, in order."""
-        for start, count in batches(max_cases):
+        for start, count in self.batches(max_cases):
             if self.has(start, count):
                 yield from self.read(start, count)
+
+    def batches(self, max_cases: int) -> Iterator[tuple[int, int]]:
+        """Start and size of each batch."""
+        for start in range(0, max_cases, self.batch):
+            yield start, min(self.batch, max_cases - start)
 
     def _path(self, start: int, count: int) -> Path:
         return self.folder / f"{start:08d}-{count}.json"
@@ -275,21 +282,14 @@ def _read(path: Path) -> Any:
         raise BadInputError(str(path), "", "a file of the sweep's journal", str(error)) from None
 
 
-def batches(max_cases: int) -> Iterator[tuple[int, int]]:
-    """Start and size of each batch."""
-    for start in range(0, max_cases, BATCH):
-        yield start, min(BATCH, max_cases - start)
-
-
 # -- doing it ----------------------------------------------------------------------------------------------------
 
 
-def _executor(stack: contextlib.ExitStack, jobs: int | None, scheduler: str | None) -> tuple[Executor, int]:
+def _executor(stack: contextlib.ExitStack, jobs: int, scheduler: str | None) -> tuple[Executor, int]:
     """Processes here, or a cluster's; and how many batches to keep in flight."""
     if scheduler is None:
-        width = jobs or os.cpu_count() or 1
         context = multiprocessing.get_context("spawn")
-        return stack.enter_context(ProcessPoolExecutor(width, context, initializer=_job)), 2 * width
+        return stack.enter_context(ProcessPoolExecutor(jobs, context, initializer=_job)), 2 * jobs
     try:
         from distributed import Client
     except ImportError:
@@ -330,7 +330,7 @@ def _run(
 ) -> None:
     """Have every batch done that is not, a few at a time, and watch the finished ones in order."""
     ends = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    todo = batches(max_cases)
+    todo = journal.batches(max_cases)
     flying: dict[Future[list[dict[str, Any]]], tuple[int, int]] = {}
     landed: dict[int, int] = {}
     expected = done = 0

@@ -443,6 +443,269 @@ def recorded_variants(recordings: Iterable[Recording], version: str) -> tuple[st
     return next((recording.variants for recording in recordings if recording.line == f"flux-{version}"), ())
 
 
+# -- a script of its own ------------------------------------------------------------------------------------------
+
+
+def script_fields(variant: str, case: Case, version: str) -> dict[str, Any]:
+    """What the template of a standalone script says of a case, in the way of one variant; Julia text.
+
+    Parameters
+    ----------
+    variant, version : of Flux.
+    case : run over its whole ``x``.
+
+    Raises
+    ------
+    UnsupportedError
+        For a case that Flux cannot express.
+    """
+    return _Script(variant, case, version).fields()
+
+
+def packed(
+    variant: str, expected: Iterable[tuple[str, list[Array], float]], case: Case, version: str
+) -> list[tuple[str, str, float]]:
+    """Expected quantities by the names that a script gives them, as Julia literals."""
+    script = _Script(variant, case, version)
+    found: list[tuple[str, str, float]] = []
+    for quantity, parts, slack in expected:
+        if quantity == "dx":
+            found += [(f"dx[{t}]", script.literal(step.T), slack) for t, step in enumerate(parts[0], 1)]
+        elif quantity in ("dh0", "dc0"):
+            states = zip(script.suffixes, parts[0], strict=True)
+            found += [
+                (f"{quantity}{suffix}", script.literal(state.sum(0) if script.vector else state.T), slack)
+                for suffix, state in states
+            ]
+        elif quantity in _WEIGHT_NAMES:
+            name = _WEIGHT_NAMES[quantity]
+            blocks = zip(script.suffixes, parts, strict=True)
+            found += [(f"{name}{suffix}", script.literal(block), slack) for suffix, block in blocks]
+    return found
+
+
+_WEIGHT_NAMES = {"dweight_ih": "dWi", "dweight_hh": "dWh", "dbias_ih": "db"}
+
+
+class _Script:
+    """A case and a variant in Julia's words."""
+
+    def __init__(self, variant: str, case: Case, version: str) -> None:
+        self.name, self.case = Name.parse(variant), case
+        self.line = _line(version)
+        self.biases = merged_biases(case)
+        name = self.name
+        self.many = case.layers > 1
+        self.suffixes = [str(layer) for layer in range(1, case.layers + 1)] if self.many else [""]
+        self.flux_cells = name.model != "closure" or (name.holder == "struct" and self.line < 14)
+        self.vector = self.line == 11 and (name.model != "closure" or name.holder == "struct")
+
+    def literal(self, array: Array) -> str:
+        """A vector or matrix of the case's dtype."""
+        kind = self.case.dtype.capitalize()
+        if array.ndim == 1:
+            return f"{kind}[{', '.join(map(_number, array))}]"
+        if array.shape[1] == 1:
+            return f"reshape({kind}[{', '.join(map(_number, array[:, 0]))}], {len(array)}, 1)"
+        rows = [" ".join(map(_number, row)) for row in array]
+        text = f"{kind}[{'; '.join(rows)}]"
+        if len(text) <= 100:
+            return text
+        return f"{kind}[\n" + "".join(f"    {row}\n" for row in rows) + "]"
+
+    def fields(self) -> dict[str, Any]:
+        """Everything that the template asks for."""
+        name, case = self.name, self.case
+        lstm = case.mode == "lstm"
+        recurs = name.model == "recur" and self.many
+        return {
+            "name": name,
+            "line": self.line,
+            "T": case.dtype.capitalize(),
+            "H": case.hidden_size,
+            "rows": {"lstm": "i f g o", "gru": "r z n"}.get(case.mode, ""),
+            "xs": [self.literal(step.T) for step in case.x],
+            "layers": self._layers(),
+            "heads": self._heads(),
+            "flux_cells": self.flux_cells,
+            "model": self._model(),
+            "state": _tuple([self._state(suffix) for suffix in self.suffixes]),
+            "states": self._states,
+            "last_states": [f"last{place}" for place in range(1, case.layers + 1)],
+            "start_of_cell": lambda cell: (
+                f"{cell}.state0" if self.line > 11 else f"({cell}.h, {cell}.c)" if lstm else f"{cell}.h"
+            ),
+            "several_recurs": recurs,
+            "warm": self._warm(),
+            "either": name.api == "explicit" and self._kept_in_state(),
+            "params": self._params(),
+            "want_x": "x" in case.requested,
+            "found": self._found(),
+        }
+
+    def _layers(self) -> list[list[tuple[str, str]]]:
+        case = self.case
+        layers = []
+        for layer, suffix in enumerate(self.suffixes):
+            weights = case.params[layer][0]
+            arrays = {"Wi": weights.weight_ih, "Wh": weights.weight_hh, "b": self.biases[layer]}
+            states = {"h0": case.h0[layer], **({} if case.c0 is None else {"c0": case.c0[layer]})}
+            arrays |= {key: state[0] if self.vector else state.T for key, state in states.items()}
+            layers.append([(f"{key}{suffix}", self.literal(array)) for key, array in arrays.items()])
+        return layers
+
+    def _heads(self) -> dict[str, Any]:
+        case = self.case
+        given = {"h": case.head_hn, "c": case.head_cn}
+        arrays, weighed = [], []
+        for part, (letter, head) in enumerate(given.items(), 1):
+            if head is None:
+                continue
+            for layer, suffix in enumerate(self.suffixes):
+                arrays.append((f"head_{letter}{suffix}", self.literal(head[layer].T)))
+                weighed.append((arrays[-1][0], {"layer": layer, "part": part}))
+        y = case.head if isinstance(case.head, str) else [self.literal(step.T) for step in case.head]
+        return {"y": y, "states": arrays, "weighed": weighed}
+
+    def _state(self, suffix: str) -> str:
+        return f"(h0{suffix}, c0{suffix})" if self.case.mode == "lstm" else f"h0{suffix}"
+
+    def _cell(self, suffix: str) -> str:
+        mode = self.case.mode
+        arrays = f"Wi{suffix}, Wh{suffix}, b{suffix}"
+        if not self.flux_cells:
+            return f"Cell({arrays})"
+        if self.line < 16:
+            state = self._state(suffix)
+            arrays += f", {state.strip('()') if self.line == 11 else state}"
+        activation = "" if mode in ("lstm", "gru") else f"{mode.removeprefix('rnn_')}, "
+        return f"Flux.{_kind(mode)}Cell({activation}{arrays})"
+
+    def _model(self) -> str:
+        name = self.name
+        cells = [self._cell(suffix) for suffix in self.suffixes]
+        recurs = [f"Flux.Recur({cell})" for cell in cells]
+        if name.model == "chain":
+            return f"Chain({', '.join(recurs)})"
+        if name.model == "recur" or (name.model == "cell" and self.line < 14):
+            return _tuple(recurs)
+        if name.model == "layer":
+            option = "; return_state = true" if self.case.head_hn is not None or self.case.head_cn is not None else ""
+            return _tuple([f"{_kind(self.case.mode)}({cell}{option})" for cell in cells])
+        if name.holder == "struct":
+            return f"Model({_tuple(cells)}, {_tuple([self._state(suffix) for suffix in self.suffixes])})"
+        return _tuple(cells)
+
+    def _states(self, model: str) -> list[str]:
+        """Where each layer's last state is read."""
+        places = range(1, self.case.layers + 1)
+        if self.name.model == "chain":
+            return [f"{model}.layers[{place}].state" for place in places]
+        if self.name.model == "recur":
+            return [f"{model}{f'[{place}]' * self.many}.state" for place in places]
+        whole = {"m": f"{model}.state", "kept": "kept[]"}.get(model, model)
+        return [f"{whole}{f'[{place}]' * self.many}" for place in places]
+
+    def _warm(self) -> str:
+        whole = self.name.application == "array3d"
+        if self.name.model == "recur" and self.many:
+            step = "one(ys)" if whole else "map(one, ys)"
+            return f"foldl((ys, one) -> {step}, m; init = {'seq' if whole else 'xs'})"
+        return "m(seq)" if whole else "map(m, xs)"
+
+    def _kept_in_state(self) -> bool:
+        """Whether the initial state's gradient may lie in the model's ``state`` rather than in its cell."""
+        name = self.name
+        if name.model == "cell":
+            return self.line < 14
+        return name.model in ("recur", "chain") or (name.holder == "struct" and self.flux_cells)
+
+    def _params(self) -> list[str]:
+        names = ["Wi", "Wh", "b"] + (["h0", "c0"][: 1 + (self.case.mode == "lstm")] if self._asks_state() else [])
+        return [f"{name}{suffix}" for name in names for suffix in self.suffixes]
+
+    def _asks_state(self) -> bool:
+        return self.name.api == "explicit" or self.name.requested != "weights"
+
+    def _found(self) -> list[tuple[str, str]]:
+        """Name and expression of every gradient that this way of asking yields."""
+        if self.name.api == "implicit":
+            return [(f"d{name}", f"g[{name}]") for name in self._params()]
+        found = []
+        parts = ("h", "c")[: 1 + (self.case.mode == "lstm")]
+        for place, suffix in enumerate(self.suffixes, 1):
+            cell = self._path_of_cell(place)
+            bias = "bias" if self.line == 16 and self.flux_cells and self.case.mode != "gru" else "b"
+            fields = {"Wi": "Wi", "Wh": "Wh", "b": bias}
+            found += [(f"d{key}{suffix}", _part("g", *cell, f":{field}")) for key, field in fields.items()]
+            found += [(f"d{letter}0{suffix}", self._path_of_state(place, letter)) for letter in parts]
+        if "x" in self.case.requested:
+            found += [(f"dx[{t}]", f"part(gx, {t})") for t in range(1, self.case.seq_len + 1)]
+        return found
+
+    def _path_of_model(self, place: int) -> list[str]:
+        if self.name.model == "chain":
+            return [":layers", str(place)]
+        return [str(place)] * self.many
+
+    def _path_of_cell(self, place: int) -> list[str]:
+        name = self.name
+        if name.model == "closure" and name.holder == "struct":
+            return [":cell", *[str(place)] * self.many]
+        inner = name.model in ("recur", "chain", "layer") or (name.model == "cell" and self.line < 14)
+        return [*self._path_of_model(place), *[":cell"] * inner]
+
+    def _path_of_state(self, place: int, letter: str) -> str:
+        name = self.name
+        index = [str(" hc".index(letter))] * (self.case.mode == "lstm")
+        struct = name.model == "closure" and name.holder == "struct"
+        if not (name.model in ("recur", "chain") or struct or (name.model == "cell" and self.line < 16)):
+            return _part("gstate", *[str(place)] * self.many, *index)
+        kept = [":state", *[str(place)] * self.many] if struct else [*self._path_of_model(place), ":state"]
+        if struct and not self.flux_cells:
+            return _part("g", *kept, *index)
+        field = [f":{letter}"] if self.line == 11 else [":state0", *index]
+        own = _part("g", *self._path_of_cell(place), *field)
+        return f"either({own}, {_part('g', *kept, *index)})" if self._kept_in_state() else own
+
+
+def _line(version: str) -> int:
+    """What a version shares with others: 11, 12, 14 (0.13 and 0.14) or 16 (0.15 and later)."""
+    minor = int(version.split(".")[1])
+    return minor if minor < 13 else 14 if minor < 15 else 16
+
+
+def _kind(mode: str) -> str:
+    return {"lstm": "LSTM", "gru": "GRU"}.get(mode, "RNN")
+
+
+def _number(value: Any) -> str:
+    """The shortest decimal that reads back to the same bits in the value's dtype."""
+    if value == 0 or 1e-4 <= abs(value) < 1e6:
+        return np.format_float_positional(value, unique=True, trim="0")
+    return np.format_float_scientific(value, unique=True, trim="-")
+
+
+def _tuple(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+
+
+def _part(*path: str) -> str:
+    return f"part({', '.join(path)})"
+
+
+def julia_command(launch: Launch) -> list[str]:
+    """The line's own Julia in its environment, to be given a script; ``launch.env`` belongs to it."""
+    env = launch.env
+    if "PYTHON_JULIACALL_EXE" in env:
+        julia, project = env["PYTHON_JULIACALL_EXE"], env["PYTHON_JULIACALL_PROJECT"]
+    else:
+        project = env["PYTHON_JULIAPKG_PROJECT"]
+        meta = json.loads((Path(project) / "pyjuliapkg" / "meta.json").read_text())
+        julia = meta["executable"]
+    return [julia, f"--project={project}", "--startup-file=no"]
+
+
 # -- the worker's side -------------------------------------------------------------------------------------------
 
 
