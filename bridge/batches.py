@@ -209,6 +209,8 @@ def examine(
     """
     if known is None:
         return _malformed(task, reply)
+    if reply.start is not None:  # a carried state is judged as the state the backend really started from
+        known = truth(dataclasses.replace(task, case=task.case.replace(**reply.start)))
     judged = judge_reply(reply, known)
     verdict = next(name for name in _GRAVITY if any(one.verdict == name for one in judged.values()))
     reason = next((one.reason for one in judged.values() if one.verdict == verdict and one.reason), "")

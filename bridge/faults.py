@@ -59,7 +59,8 @@ class Plan:
         after it (1), and that total once more (2).
     doubling : each step adds the parameters' gradient buffer to itself before it adds its own share.
     state : how the initial state's gradient comes about: ``carry``, what flows out at the end; ``first``, what the
-        first step gives; ``vector``, that summed over the batch; ``sum``, the sum over all steps; or two of them added.
+        first step gives; ``vector``, that summed over the batch; ``sum``, the sum over all steps; ``final``, the final
+        state's head gradient; or several of them added.
     vector : the state between the first two steps is one vector for the whole batch, its cotangent summed over it.
     cell : a cell to use instead of the case's.
     last_head : only the last step's head gradients count.
@@ -268,9 +269,9 @@ def _pull(
         grads |= {name: theirs[name] for name in WEIGHTS if name in theirs and theirs[name].shape == grads[name].shape}
     grads["dx"] = da_in @ weights.weight_ih
     last = steps - 1 if forward else 0
-    grads["dh0"] = _state(earlier_h, how.state, last)
+    grads["dh0"] = _state(earlier_h, how.state, last, head_h)
     if earlier_c[0] is not None:
-        grads["dc0"] = _state([array for array in earlier_c if array is not None], how.state, last)
+        grads["dc0"] = _state([array for array in earlier_c if array is not None], how.state, last, head_c)
     return grads
 
 
@@ -281,8 +282,13 @@ def _doubled(steps: int, passes: int) -> Array:
     return weights
 
 
-def _state(earlier: list[Array], how: str, last: int) -> Array:
-    parts: dict[str, Array] = {"carry": earlier[last], "first": earlier[0]}
+def _state(earlier: list[Array], how: str, last: int, final: Array | None) -> Array:
+    nothing = np.zeros_like(earlier[0])
+    parts: dict[str, Array] = {
+        "carry": earlier[last],
+        "first": earlier[0],
+        "final": nothing if final is None else final,
+    }
     if "vector" in how:
         parts["vector"] = np.broadcast_to(earlier[0].sum(axis=-2, keepdims=True), earlier[0].shape)
     if "sum" in how:
@@ -561,13 +567,13 @@ CATALOGUE: dict[str, Kind] = {
         "each step's share is counted again for every step pulled back after it, and the total once more",
         FLUX,
         _MAP_RIGHT,
-        _one("counted-repeatedly-and-once-more", counted=2, state="sum+carry"),
+        _one("counted-repeatedly-and-once-more", counted=2, state="final+sum+carry"),
     ),
     "initial-state-counted-repeatedly": Kind(
         "the initial state's gradient is the sum of its running total over the steps",
         FLUX,
         "the map is right; dh0 is wrong",
-        _one("initial-state-counted-repeatedly", state="sum+carry"),
+        _one("initial-state-counted-repeatedly", state="final+sum+carry"),
     ),
     "truncated": Kind(
         "backpropagation through time is truncated: a cotangent ends early",
@@ -767,7 +773,8 @@ class Matcher:
         """Explain a backend's disagreements on one case, over all tasks at once.
 
         Where several faults match alike, the one that is known in ``framework`` comes first. ``quick`` is for many
-        cases: single faults alone, without truncations of long sequences, and the first that matches.
+        cases: single faults, without truncations of long sequences, then pairs of those known in ``framework``; the
+        first that matches.
 
         Every value the backend gave must be reproduced within tolerance, the right ones too. Quantities for which it
         returned ``nothing``, or that were not repeatable, are explained apart.
@@ -796,7 +803,8 @@ class Matcher:
         if case.dtype == "float64" and (found := self._in_float32(seen, wrong, framework)):
             return found
         if quick:
-            return Match(wrong, (), float("nan"))
+            pairs = (pair for pair in self._flow_pairs(case) if _known_in(framework, pair))
+            return search.among(pairs) or Match(wrong, (), float("nan"))
         found = search.among(self._flow_pairs(case)) or search.among(self._other_pairs(case))
         return found or search.nothing()
 
