@@ -656,7 +656,7 @@ def shipped_cases() -> tuple[str, ...]:
 def load_case(name_or_path: str | os.PathLike[str]) -> Case:
     """Read a case: the name of a shipped one, or the path of a JSON file.
 
-    The README describes the format; arrays are inline, or ``{"npz": "file.npz", "key": "x"}`` naming an
+    ``docs/cases.md`` describes the format; arrays are inline, or ``{"npz": "file.npz", "key": "x"}`` naming an
     array of an ``.npz`` beside the file. Nothing is unpickled or evaluated.
 
     Raises

@@ -104,7 +104,7 @@ def _checked(document: dict[str, Any], path: Path) -> dict[str, Any]:
         checked = msgspec.to_builtins(msgspec.convert(document, whole))
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$")
-        raise BadInputError(str(path), place.strip("`."), "the keys that the README lists", text) from None
+        raise BadInputError(str(path), place.strip("`."), "the keys that docs/flux.md lists", text) from None
     here = path.resolve().parent
     try:
         checked["recordings"] = [str(here / Path(name).expanduser()) for name in checked["recordings"]]

@@ -61,7 +61,7 @@ _SIGNALS = {"PYTHON_JULIACALL_HANDLE_SIGNALS": "yes", "PYTHON_JULIACALL_THREADS"
 
 
 class Name(NamedTuple):
-    """A variant's name taken apart; see the README for the grammar."""
+    """A variant's name taken apart; ``docs/flux.md`` has the grammar."""
 
     model: str
     application: str

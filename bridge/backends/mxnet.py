@@ -226,7 +226,9 @@ def fields_from_gluon(layer: Any, x: Any, states: Any) -> dict[str, Any]:
     except ValueError as error:
         raise BadInputError(where, "x", "the layer's input size", str(error)) from None
     except Exception as error:
-        raise BadInputError(where, "", "an initialized layer", str(error).partition("\n")[0]) from None
+        raise BadInputError(
+            where, "", "a layer that was initialized and called once", str(error).partition("\n")[0]
+        ) from None
     given = [
         _numpy(state) for state in (states if isinstance(states, (list, tuple)) else [states]) if state is not None
     ]
