@@ -119,7 +119,6 @@ def reproduce(backend: Backend, task: Task, fault: Fault, versions: Mapping[str,
         language=kind.language,
         script=text,
         printed=ran.stdout.strip(),
-        workarounds=(),
     )
     return Reproducer(name, {name: text, f"{fault.name}.md": text_report}, ran.stdout)
 
