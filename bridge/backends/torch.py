@@ -191,7 +191,7 @@ class Torch:
             y, finals = module(tensors["x"], states)
             outputs = [y, *(finals if "c0" in tensors else (finals,))]
             fed = [(output, head) for output, head in zip(outputs, heads, strict=False) if head is not None]
-            self.torch.autograd.backward(*map(list, zip(*fed, strict=True)))
+            self.torch.autograd.backward([output for output, _ in fed], [head for _, head in fed])
         values: dict[str, Any] = {"y": y.detach()} | {
             f"d{name}": tensors[name].grad for name in case.requested if name != "params"
         }
