@@ -277,7 +277,14 @@ class Run:
 
     def _feed_one(self, backend: Backend) -> None:
         session = self.sessions[backend.name]
-        row = {"backend": backend.name, "source": backend.source, "state": "ran", "versions": "", "reason": ""}
+        row = {
+            "backend": backend.name,
+            "about": backend.about,
+            "source": backend.source,
+            "state": "ran",
+            "versions": "",
+            "reason": "",
+        }
         began = time.monotonic()
         try:
             info = session.start()

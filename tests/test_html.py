@@ -143,6 +143,11 @@ def test_findings_are_the_terminals_sentences(investigated, capsys):
     assert all(f"{one.clause} ({one.evidence})" in printed for one in said)
 
 
+def test_a_finding_says_what_its_variants_are(investigated):
+    findings = parsed(investigated).query("#findings")[0]
+    assert "recur-broadcast-implicit : Flux.Recur(cell) by m.(xs), gradient(() -> ..., params)" in text(findings)
+
+
 def test_a_cell_refers_to_the_finding_that_names_it(investigated):
     document = parsed(investigated)
     rows = pd.read_csv(investigated / "findings.csv")

@@ -173,7 +173,7 @@ def _compare(saved: Saved) -> dict[str, Any]:
     maps, maps_omitted = charts.maps(saved)
     views = [(case, by_length(rows)) for case, rows in gradients.groupby("case", sort=False)]
     sections = {
-        "statements": [(one, _again(one, saved.manifest)) for one in said],
+        "statements": [(one, _meanings(one, saved.manifest), _again(one, saved.manifest)) for one in said],
         "matrices": [
             _matrix(str(case), rows, said, saved.manifest) for case, rows in summary.groupby("case", sort=False)
         ],
@@ -185,6 +185,12 @@ def _compare(saved: Saved) -> dict[str, Any]:
         "omitted": {"steps": steps_omitted, "maps": maps_omitted},
     }
     return sections | (_flux(saved) if saved.manifest.kind == "flux" else {})
+
+
+def _meanings(one: Statement, run: Manifest) -> dict[str, str]:
+    """What each variant of a statement does, in a line, where the run says so."""
+    known = {name.partition("/")[2]: run.backend(name).get("about", "") for name in one.backends}
+    return {variant: about for variant, about in known.items() if about}
 
 
 def _again(one: Statement, run: Manifest) -> str:
