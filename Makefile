@@ -13,6 +13,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "gradbridge needs Python 3.10, 3.11 or 3.12 with venv (on Debian: apt install python3-venv); or name one: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))' || { echo "gradbridge needs Python 3.10, 3.11 or 3.12; $(PYTHON) is another" >&2; exit 2; }
+	@echo "setting up $(VENV): some minutes, once"
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,check]'
