@@ -30,13 +30,10 @@ from bridge.answers import Answer, Reply
 class runtime:
     Features = dict
 
-class nd:
-    full = waitall = staticmethod(lambda *_: None)
-
 def run(self, task, variant):
     return %s
 
-backend.MXNet.run = run
+backend.MXNet.run, backend.MXNet.disturb = run, lambda self: None
 """
 
 

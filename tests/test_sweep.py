@@ -123,13 +123,13 @@ sys.path.insert(0, {here!r})
 from planted_backend import planted
 from bridge.sweep import sweep
 if __name__ == "__main__":
-    sweep([planted("time-reversed", slow=0.005)], out={out!r}, max_cases=60, seed=5, jobs=2, resume=True)
+    sweep([planted("time-reversed", slow=0.005)], out={out!r}, max_cases={cases}, seed=5, jobs=2, resume=True)
 """
 
 
-def started(out, batches_done):
+def started(out, batches_done, cases=60):
     """A sweep in a process of its own, once it has finished so many batches; with its children."""
-    script = SCRIPT.format(here=HERE, out=str(out))
+    script = SCRIPT.format(here=HERE, out=str(out), cases=cases)
     path = out.parent / f"{out.name}.py"
     path.write_text(script)
     process = subprocess.Popen([sys.executable, str(path)], start_new_session=True, stderr=subprocess.PIPE)
@@ -160,13 +160,13 @@ def test_killed_it_loses_the_batches_in_flight_and_goes_on(tmp_path):
 
 
 def test_interrupted_it_saves_what_is_done_and_leaves_no_process(tmp_path):
-    process, children = started(tmp_path / "out", 1)
+    process, children = started(tmp_path / "out", 1, cases=1000)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(60) == 0, process.stderr.read()
     process.stderr.close()
     assert gone(children)
     done = len(pd.read_csv(tmp_path / "out" / "cases.csv"))
-    assert 20 <= done < 60
+    assert 20 <= done < 1000
     assert json.loads((tmp_path / "out" / "run.json").read_text())["interrupted"]
 
 
@@ -206,9 +206,9 @@ def test_a_cluster_of_which_a_worker_dies_gives_the_same_files(tmp_path):
 @pytest.mark.live
 def test_mxnet_is_swept_and_its_findings_come_with_scripts_that_show_them(tmp_path):
     require_mxnet()
-    found = sweep(["mxnet-*/fused-native", "mxnet-*/unrolled"], out=tmp_path, max_cases=40, seed=1, jobs=2)
+    found = sweep(["mxnet-*/fused-native"], out=tmp_path, max_cases=40, seed=1, jobs=2)
     table = found.findings.set_index("finding")
-    assert {name.partition("/")[2] for name in table["backend"]} == {"fused-native", "unrolled"}
+    assert {name.partition("/")[2] for name in table["backend"]} == {"fused-native"}
     dropped = table.loc[[name for name in table.index if name.endswith("recurrent-term-dropped")]].iloc[0]
     assert "params not requested" in dropped["condition"]
     case = bridge.load_case(tmp_path / "cases" / f"{dropped['min_case']}.json")
