@@ -4,10 +4,15 @@ import importlib.util
 import subprocess
 import sys
 
+import hypothesis
 import pytest
 
 import bridge
 from bridge.config import cache_folder
+
+# a run of the tests draws the same cases each time
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 USERS_CACHE = str(cache_folder())
 
