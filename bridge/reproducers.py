@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import subprocess
 import tempfile
@@ -80,10 +81,8 @@ def reproduce(backend: Backend, task: Task, fault: Fault, versions: Mapping[str,
     versions : what the backend says of itself.
     """
     kind, launch = _KINDS.get(versions.get("framework", "")), getattr(backend, "launch", None)
-    if kind is None or launch is None:
-        return None
-    text = kind.write(backend, task, fault, versions)
-    if text is None:
+    text = script(backend, task, fault, versions)
+    if kind is None or launch is None or text is None:
         return None
     name = f"{fault.name}{kind.suffix}"
     with tempfile.TemporaryDirectory(prefix="gradbridge-") as folder:
@@ -121,6 +120,12 @@ def reproduce(backend: Backend, task: Task, fault: Fault, versions: Mapping[str,
         printed=ran.stdout.strip(),
     )
     return Reproducer(name, {name: text, f"{fault.name}.md": text_report}, ran.stdout)
+
+
+def script(backend: Backend, task: Task, fault: Fault, versions: Mapping[str, str]) -> str | None:
+    """Write the script, which nobody has run yet; None where none can be written."""
+    kind = _KINDS.get(versions.get("framework", ""))
+    return None if kind is None else kind.write(backend, task, fault, versions)
 
 
 def ending(verdict: str, task: Task) -> str:
@@ -275,6 +280,7 @@ def _versions(versions: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in versions.items())
 
 
+@functools.cache
 def _environment() -> Any:
     import jinja2
 

@@ -499,6 +499,10 @@ class _Script:
         self.suffixes = [str(layer) for layer in range(1, case.layers + 1)] if self.many else [""]
         self.flux_cells = name.model != "closure" or (name.holder == "struct" and self.line < 14)
         self.vector = self.line == 11 and (name.model != "closure" or name.holder == "struct")
+        if name.holder == "global" and name.model != "chain" and self.many:
+            raise UnsupportedError("one global is one layer here")
+        if self.vector and any(state is not None and np.any(state != state[:, :1]) for state in (case.h0, case.c0)):
+            raise UnsupportedError("Flux 0.11 has one initial state for the whole batch")
 
     def literal(self, array: Array) -> str:
         """A vector or matrix of the case's dtype."""
