@@ -9,11 +9,12 @@ from bridge.answers import CRASHED, TIMED_OUT, Task
 from bridge.batches import Assignment, Bench, bench_of, examine
 from bridge.faults import Matcher
 from bridge.kinds import Kind
-from bridge.reproducers import Fault, Reproducer, reproduce
+from bridge.reproducers import Fault, Reproducer, Wanted, reproduce
 from bridge.shrinking import CALLS, shrink
 from bridge.space import sample
 from bridge.tolerance import truth
 
+_COMPILED = 120  # calls where every new element type, size of a stack or head is compiled first
 _CALLS = {CRASHED: 40, TIMED_OUT: 0}  # each costs a new process, or the whole time limit
 
 
@@ -43,20 +44,20 @@ class Reduced:
 
 def reduce(assignment: Assignment, kinds: tuple[Kind, ...]) -> list[Reduced]:
     """Shrink kinds that backends of one line show alike on the same case; the first one's result is tried for all."""
-    found: list[Reduced] = []
+    wanted: list[Wanted] = []
     with bench_of(assignment) as bench:
         for kind in kinds:
-            begin = next((one.task for one in found if shows(bench, kind, one.task)), None)
+            begin = next((one.task for one in wanted if shows(bench, kind, one.task)), None)
             task = begin or _shrunk(bench, kind, assignment)
-            backend = bench.backends[kind.backend]
             fault = Fault(kind.name, kind.title, kind.what, kind.when, kind.verdict, kind.quantities)
-            found.append(Reduced(task, reproduce(backend, task, fault, bench.sessions[kind.backend].start())))
-    return found
+            wanted.append(Wanted(bench.backends[kind.backend], task, fault, bench.sessions[kind.backend].start()))
+        return [Reduced(one.task, made) for one, made in zip(wanted, reproduce(wanted), strict=True)]
 
 
 def _shrunk(bench: Bench, kind: Kind, assignment: Assignment) -> Task:
     task = sample(assignment.seed, kind.indices[0]).task
-    return shrink(task, lambda smaller: shows(bench, kind, smaller), _CALLS.get(kind.verdict, CALLS))
+    usual = CALLS if bench.backends[kind.backend].varies else _COMPILED
+    return shrink(task, lambda smaller: shows(bench, kind, smaller), _CALLS.get(kind.verdict, usual))
 
 
 def shows(bench: Bench, kind: Kind, task: Task) -> bool:

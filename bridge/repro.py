@@ -16,7 +16,7 @@ from bridge.errors import BadInputError
 from bridge.faults import Matcher
 from bridge.kinds import describe, slug
 from bridge.report.files import unwritable
-from bridge.reproducers import Fault, reproduce
+from bridge.reproducers import Fault, Wanted, reproduce
 from bridge.tolerance import truth
 
 
@@ -114,7 +114,7 @@ class _Opened:
 
 def _write(wanted: Sequence[tuple[Task, Fault]], bench: Bench, backend: Backend, out: Path) -> list[Path]:
     versions = bench.sessions[backend.name].start()
-    made = [reproduce(backend, task, fault, versions) for task, fault in wanted]
+    made = reproduce([Wanted(backend, task, fault, versions) for task, fault in wanted])
     files = {name: text for one in made if one is not None for name, text in one.files.items()}
     if not files:
         raise BadInputError("repro", backend.name, "a script that shows the fault when it is run", "none that did")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,38 +71,74 @@ class Fault:
     quantities: tuple[str, ...]
 
 
-def reproduce(backend: Backend, task: Task, fault: Fault, versions: Mapping[str, str]) -> Reproducer | None:
-    """Write the script, run it, and return it if it shows the fault; None where it does not, or none can be written.
+class Wanted(NamedTuple):
+    """A fault that a backend shows on a task, and what the backend says of itself."""
 
-    Parameters
-    ----------
-    backend : that shows it; its framework must have a template (MXNet, Flux).
-    task : the smallest case.
-    fault : what it is.
-    versions : what the backend says of itself.
+    backend: Backend
+    task: Task
+    fault: Fault
+    versions: Mapping[str, str]
+
+
+def reproduce(wanted: Sequence[Wanted]) -> list[Reproducer | None]:
+    """Write each script, run it, and return it if it shows its fault; None where it does not, or none can be written.
+
+    Where a framework takes long to load, its scripts run one after another in one process.
     """
-    kind, launch = _KINDS.get(versions.get("framework", "")), getattr(backend, "launch", None)
-    text = script(backend, task, fault, versions)
-    if kind is None or launch is None or text is None:
-        return None
-    name = f"{fault.name}{kind.suffix}"
+    texts = [script(*one) if hasattr(one.backend, "launch") else None for one in wanted]
+    groups: dict[str, dict[str, str]] = {}
+    launches: dict[str, tuple[_Scripts, Launch]] = {}
+    for one, text in zip(wanted, texts, strict=True):
+        if text is not None:
+            kind = _KINDS[one.versions["framework"]]
+            groups.setdefault(one.backend.group, {})[one.fault.name + kind.suffix] = text
+            launches[one.backend.group] = kind, one.backend.launch  # type: ignore[attr-defined]
+    printed = {group: _run(*launches[group], scripts) for group, scripts in groups.items()}
+    return [
+        None if text is None else _shown(one, text, printed[one.backend.group])
+        for one, text in zip(wanted, texts, strict=True)
+    ]
+
+
+def _run(kind: _Scripts, launch: Launch, texts: Mapping[str, str]) -> dict[str, str]:
+    """Run scripts and return what those printed that showed their fault."""
     with tempfile.TemporaryDirectory(prefix="gradbridge-") as folder:
-        path = Path(folder) / name
-        path.write_text(text, encoding="utf-8")
-        try:
-            ran = subprocess.run(
-                [*kind.command(launch), path.name],
-                cwd=folder,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **kind.env(launch)},
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=kind.seconds,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-    if ran.returncode != 1 or "the fault shows" not in ran.stdout:
+        for name, text in texts.items():
+            Path(folder, name).write_text(text, encoding="utf-8")
+        found: dict[str, tuple[int, str]] = {}
+        if kind.driver is not None and len(texts) > 1:
+            _, said = _started([*kind.command(launch), str(kind.driver), *texts], folder, kind, launch, len(texts))
+            parts = re.split(r"^== (.+) ended with (-?\d+)\n", said, flags=re.MULTILINE)
+            found = {name: (int(code), out) for out, name, code in zip(*(parts[k::3] for k in range(3)), strict=False)}
+        for name in texts:
+            if name not in found:
+                found[name] = _started([*kind.command(launch), name], folder, kind, launch)
+    return {name: out for name, (code, out) in found.items() if code == 1 and "the fault shows" in out}
+
+
+def _started(command: list[str], folder: str, kind: _Scripts, launch: Launch, scripts: int = 1) -> tuple[int, str]:
+    """Exit code and output of a process; -1 where it did not end by itself."""
+    try:
+        ran = subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **kind.env(launch)},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=kind.seconds * scripts,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return -1, ""
+    return ran.returncode, ran.stdout
+
+
+def _shown(one: Wanted, text: str, printed: Mapping[str, str]) -> Reproducer | None:
+    backend, task, fault, versions = one
+    kind = _KINDS[versions["framework"]]
+    name = fault.name + kind.suffix
+    if name not in printed:
         return None
     report = _environment().get_template("report.md.jinja")
     text_report = report.render(
@@ -117,9 +154,9 @@ def reproduce(backend: Backend, task: Task, fault: Fault, versions: Mapping[str,
         origin=ORIGIN,
         language=kind.language,
         script=text,
-        printed=ran.stdout.strip(),
+        printed=printed[name].strip(),
     )
-    return Reproducer(name, {name: text, f"{fault.name}.md": text_report}, ran.stdout)
+    return Reproducer(name, {name: text, f"{fault.name}.md": text_report}, printed[name])
 
 
 def script(backend: Backend, task: Task, fault: Fault, versions: Mapping[str, str]) -> str | None:
@@ -247,6 +284,7 @@ class _Scripts:
     command : what runs it, given how the backend's worker is launched.
     env : variables for it.
     seconds : how long it may take.
+    driver : a program in that language that runs many scripts in one process; each has its own without.
     """
 
     language: str
@@ -255,11 +293,13 @@ class _Scripts:
     command: Callable[[Launch], list[str]]
     env: Callable[[Launch], Mapping[str, str]]
     seconds: float
+    driver: Path | None = None
 
 
+_EACH = Path(__file__).resolve().parent / "templates" / "each.jl"
 _KINDS = {
     "mxnet": _Scripts("python", ".py", _mxnet, lambda launch: [launch.python], lambda _: {}, RUN_SECONDS),
-    "flux": _Scripts("julia", ".jl", _flux, flux.julia_command, lambda launch: launch.env, flux.JIT_TIMEOUT),
+    "flux": _Scripts("julia", ".jl", _flux, flux.julia_command, lambda launch: launch.env, flux.JIT_TIMEOUT, _EACH),
 }
 
 

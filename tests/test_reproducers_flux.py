@@ -1,5 +1,6 @@
 """Standalone Julia scripts: complete Julia for every variant of every line, and run where a Flux is found."""
 
+import dataclasses
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from test_live_flux import MISSING, found
 import bridge
 from bridge.answers import CRASHED, TIMED_OUT, Task
 from bridge.backends import flux, recorded
-from bridge.reproducers import Fault, reproduce, script
+from bridge.reproducers import Fault, Wanted, reproduce, script
 from bridge.tolerance import truth
 from bridge.verdicts import DISAGREES, judge_reply
 from bridge.workers import Worker
@@ -27,7 +28,7 @@ class Named:
     """A backend that is only written about."""
 
     def __init__(self, line, variant, launch=None):
-        self.name, self.about, self.launch = f"{line}/{variant}", flux.about(variant), launch
+        self.name, self.about, self.launch, self.group = f"{line}/{variant}", flux.about(variant), launch, line
 
 
 def fault(verdict=DISAGREES, quantities=ALL):
@@ -155,12 +156,17 @@ def test_a_script_shows_its_fault_in_real_flux_and_a_right_variant_shows_none(li
     seen = [name for name, one in judge_reply(reply, truth(task)).items() if one.verdict == DISAGREES]
     assert seen
     line_name = f"flux-{info['version']}"
-    made = reproduce(Named(line_name, wrong, worker.launch), task, fault(quantities=seen), info)
+    shown = Wanted(Named(line_name, wrong, worker.launch), task, fault(quantities=seen), info)
+    unseen = dataclasses.replace(fault(quantities=ALL[1:5]), name="other")
+    (made,) = reproduce([shown])
     assert made is not None
     assert "the fault shows" in made.printed
     assert set(made.files) == {"finding.jl", "finding.md"}
     assert "```julia" in made.files["finding.md"]
-    assert reproduce(Named(line_name, right, worker.launch), task, fault(quantities=ALL[1:5]), info) is None
+    both = reproduce([shown, Wanted(Named(line_name, right, worker.launch), task, unseen, info)])
+    assert both[1] is None
+    assert both[0] is not None
+    assert both[0].printed.strip() == made.printed.strip()  # in one process with others, or in its own
 
 
 @pytest.mark.live
@@ -169,6 +175,6 @@ def test_a_gradient_that_is_nothing_is_shown(line):
     if not info["version"].startswith("0.11"):
         pytest.skip(f"Flux {info['version']} returns nothing for no weight")
     backend = Named(f"flux-{info['version']}", "recur-map-explicit", worker.launch)
-    made = reproduce(backend, Task(CASES[0], 2), fault(quantities=["dweight_ih"]), info)
+    (made,) = reproduce([Wanted(backend, Task(CASES[0], 2), fault(quantities=["dweight_ih"]), info)])
     assert made is not None
     assert "dWi found:    nothing" in made.printed

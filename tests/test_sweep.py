@@ -230,7 +230,7 @@ def test_mxnet_is_swept_and_its_findings_come_with_scripts_that_show_them(tmp_pa
 def test_no_script_is_written_for_what_does_not_show(tmp_path):
     require_mxnet()
     from bridge.repro import of_case
-    from bridge.reproducers import Fault, reproduce
+    from bridge.reproducers import Fault, Wanted, reproduce
 
     case = bridge.load_case("mxnet-21143")
     with pytest.raises(BadInputError, match="a case on which the backend is wrong"):
@@ -239,7 +239,7 @@ def test_no_script_is_written_for_what_does_not_show(tmp_path):
     (backend,) = bridge.backends.registry.select(["mxnet-*/fused-onednn"])
     fault = Fault("none", "none", "nothing.", "", "disagrees", ("dx",))
     versions = {"framework": "mxnet", "version": "2.0.0b1"}
-    assert reproduce(backend, bridge.answers.Task(case, 5), fault, versions) is None
+    assert reproduce([Wanted(backend, bridge.answers.Task(case, 5), fault, versions)]) == [None]
     written = of_case(case, "mxnet-*/cached-native", tmp_path)
     assert [path.suffix for path in written] == [".py", ".md"]
     assert np.char.find(written[0].read_text(), "CachedOp") > 0
