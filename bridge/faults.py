@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from bridge.answers import Task, blocks
-from bridge.arithmetic import Arithmetic, Array, Exact
+from bridge.arithmetic import Arithmetic, Array, Exact, Linear
 from bridge.case import Case
-from bridge.cells import GRU, Pulled, Stepped
-from bridge.reference import Gradients, Strand, Tape, accumulated, without_replicas
+from bridge.cells import GRU, Pulled
+from bridge.reference import Gradients, Strand, Tape, accumulated, side_by_side, without_replicas
 from bridge.tolerance import Truth, swamped, truth
 from bridge.verdicts import NOT_FINITE, NOT_REPEATABLE, WRONG, Judged
 
@@ -207,14 +207,12 @@ class _OwnOutputs:
 
     def __init__(self, tape: Tape, place: tuple[int, int]) -> None:
         layer, direction = place
-        last = layer + 1 == len(tape.strands)
-        forward = tape.y if last else tape.strands[layer + 1][0].inputs
-        self.inputs = forward[::-1] if direction else forward
+        outputs = tape.layers[layer + 1]
+        self.inputs = outputs[::-1] if direction else outputs
 
-    def weight_gradients(self, da_in: Array, da_hid: Array) -> dict[str, Array]:
+    def weight_gradients(self, da_in: Array, da_hid: Array, first: int, stop: int) -> dict[str, Array]:
         """Sum ``dweight_ih`` with the outputs; the rest is as it should be."""
-        inputs = np.broadcast_to(self.inputs, (*da_in.shape[:2], *self.inputs.shape[2:]))
-        return {"dweight_ih": np.einsum("trbi,trbj->rij", da_in, inputs)}
+        return {"dweight_ih": Exact().outer(da_in, side_by_side(self.inputs[first:stop]))}
 
 
 def _pull(
@@ -228,7 +226,8 @@ def _pull(
     passes: int = 1,
     reverse: bool = False,
 ) -> dict[str, Array]:
-    ar, weights, steps = strand.arithmetic, strand.weights, len(strand.saved)
+    ar, weights, steps = strand.arithmetic, strand.weights, len(strand.local)
+    to_inputs, to_state = ar.linear(weights.weight_ih.T), ar.linear(weights.weight_hh.T * how.recurrent)
     forward = how.order != "backward"
     zero = np.zeros_like(head[-1])
     dh = zero if head_h is None else head_h
@@ -237,37 +236,36 @@ def _pull(
     earlier_h: list[Array] = [zero] * steps
     earlier_c: list[Array | None] = [None] * steps
     for t in range(steps) if forward else reversed(range(steps)):
-        pulled = strand.cell.adjoint(head[t] + dh, dc, strand.saved[t], ar)
-        inputs[t], hidden[t] = pulled.inputs, pulled.hidden
-        dh = zero if pulled.h is None else pulled.h
-        if how.recurrent:
-            dh = pulled.hidden @ weights.weight_hh + dh
-        dc = pulled.c
+        inputs[t], hidden[t], dh, dc = strand.cell.adjoint(head[t] + dh, dc, strand.local[t], to_state, ar)
         earlier_h[t], earlier_c[t] = dh, dc
         if how.reach == 1 or (how.order == "absorbed" and t == 0):
             dh, dc = np.zeros_like(dh), None if dc is None else np.zeros_like(dc)
         elif how.reach is not None and replicas:  # replica s is the loss step; its cotangent ends after `reach` steps
-            alive = (np.arange(dh.shape[0]) < t - 1 + how.reach)[:, None, None]
+            alive = (np.arange(dh.shape[1]) < t - 1 + how.reach)[:, None]
             dh, dc = dh * alive, None if dc is None else dc * alive
         if how.vector and t == 0 and forward:
-            dh = np.broadcast_to(dh.sum(axis=-2, keepdims=True), dh.shape)
-            dc = None if dc is None else np.broadcast_to(dc.sum(axis=-2, keepdims=True), dc.shape)
+            dh = np.broadcast_to(dh.sum(axis=-1, keepdims=True), dh.shape)
+            dc = None if dc is None else np.broadcast_to(dc.sum(axis=-1, keepdims=True), dc.shape)
     order = range(steps) if forward else range(steps - 1, -1, -1)
     share = {t: steps - place + (how.counted - 1) if how.counted else 1 for place, t in enumerate(order)}
-    scale = np.array([share[t] for t in range(steps)], head.dtype)[:, None, None, None]
-    da_in, da_hid = np.stack(inputs), np.stack(hidden)
-    if how.doubling and passes > 1:
-        scale = _doubled(steps, passes)
-    grads = strand.weight_gradients(da_in * scale, da_hid * scale)
+    scale = _doubled(steps, passes) if how.doubling and passes > 1 else np.array([share[t] for t in range(steps)])
+
+    def summed(sums: Strand | _OwnOutputs, scale: Array) -> dict[str, Array]:
+        da_in, da_hid = (side_by_side([da[t] * scale[t] for t in range(steps)]) for da in (inputs, hidden))
+        return sums.weight_gradients(da_in, da_hid, 0, steps)
+
+    grads = summed(strand, scale)
     if how.doubling and reverse:  # the biases' shares are added in the sequence's own order of time
-        mirrored = strand.weight_gradients(da_in * scale[::-1], da_hid * scale[::-1])
+        mirrored = summed(strand, scale[::-1])
         grads |= {name: mirrored[name] for name in BIASES}
     if isinstance(strand.cell, _ResetBefore):
-        grads["dweight_hh"][:, -da_hid.shape[-1] // 3 :] = strand.cell.candidate_rows(strand.saved, da_hid * scale)
+        rows = slice(2 * len(zero), None)
+        da_n = side_by_side([hidden[t][rows] * scale[t] for t in range(steps)])
+        grads["dweight_hh"][:, rows] = strand.cell.candidate_rows(strand.local, da_n)
     if foreign is not None:
-        theirs = foreign.weight_gradients(da_in * scale, da_hid * scale)
+        theirs = summed(foreign, scale)
         grads |= {name: theirs[name] for name in WEIGHTS if name in theirs and theirs[name].shape == grads[name].shape}
-    grads["dx"] = da_in @ weights.weight_ih
+    grads["dx"] = np.stack([to_inputs(da) for da in inputs])
     last = steps - 1 if forward else 0
     grads["dh0"] = _state(earlier_h, how.state, last, head_h)
     if earlier_c[0] is not None:
@@ -276,9 +274,9 @@ def _pull(
 
 
 def _doubled(steps: int, passes: int) -> Array:
-    """Each step's weight where the buffer doubles at every step, last step first, per pass; (T, 1, 1, 1)."""
+    """Each step's weight where the buffer doubles at every step, last step first, per pass, (T,)."""
     again = sum(2.0 ** (steps * earlier) for earlier in range(passes)) / passes
-    weights: Array = again * 2.0 ** np.arange(steps)[:, None, None, None]
+    weights: Array = again * 2.0 ** np.arange(steps)
     return weights
 
 
@@ -290,7 +288,7 @@ def _state(earlier: list[Array], how: str, last: int, final: Array | None) -> Ar
         "final": nothing if final is None else final,
     }
     if "vector" in how:
-        parts["vector"] = np.broadcast_to(earlier[0].sum(axis=-2, keepdims=True), earlier[0].shape)
+        parts["vector"] = np.broadcast_to(earlier[0].sum(axis=-1, keepdims=True), earlier[0].shape)
     if "sum" in how:
         parts["sum"] = np.sum(earlier, axis=0)
     total: Array = np.sum([parts[part] for part in how.split("+")], axis=0)
@@ -307,53 +305,55 @@ def _truncated(
     **also: Any,
 ) -> dict[str, Array]:
     """Give every loss step a replica of its own, so that its cotangent can end on its own, and add them up."""
-    steps = len(head)
-    alone = np.zeros((steps, steps, *head.shape[2:]), head.dtype)
-    alone[np.arange(steps), np.arange(steps)] = head[:, 0]
+    steps, size, _, batch = head.shape
+    alone = np.zeros((steps, size, steps, batch), head.dtype)
+    alone[np.arange(steps), :, np.arange(steps)] = head[:, :, 0]
     states = []
     for state in (head_h, head_c):
-        spread = None if state is None else np.zeros((steps, *state.shape[1:]), head.dtype)
+        spread = None if state is None else np.zeros((size, steps, batch), head.dtype)
         if spread is not None and state is not None:
-            spread[-1] = state[0]
+            spread[:, -1] = state[:, 0]
         states.append(spread)
     grads = _pull(strand, alone, states[0], states[1], how, foreign, replicas=True, **also)
-    return {
-        name: array.sum(axis=1, keepdims=True) if name == "dx" else array.sum(axis=0, keepdims=True)
-        for name, array in grads.items()
-    }
+    axis = {"dx": 2, "dh0": 1, "dc0": 1}
+    return {name: array.sum(axis=axis.get(name, 0), keepdims=True) for name, array in grads.items()}
 
 
 class _ResetBefore(GRU):
-    """The GRU of Cho et al. (2014): the reset gate acts on the state before the product (Flux's GRUv3)."""
+    """The GRU of Cho et al. (2014): the reset gate acts on the state before the product (Flux's GRUv3).
+
+    Local derivatives: ``r * h`` by the pre-activation of r, ``h'`` by those of z and n and by ``h`` directly, ``r``;
+    and the gated state ``r * h`` itself.
+    """
+
+    blocks = 6
 
     def forward(
-        self, inputs: Array, h: Array, c: Array | None, recurrent: Array, bias_hh: Array, ar: Arithmetic
-    ) -> Stepped:
+        self, local: Array, h: Array, c: Array | None, recurrent: Linear, bias_hh: Array, ar: Arithmetic
+    ) -> tuple[Array, None]:
         """Take one step."""
-        size = h.shape[-1]
-        hidden = h @ recurrent[:, : 2 * size] + bias_hh[: 2 * size]
-        r_z, kept, d_r_z = ar.sigmoid(inputs[..., : 2 * size] + hidden)
-        r, z, not_z = r_z[..., :size], r_z[..., size:], kept[..., size:]
-        weight = recurrent[:, 2 * size :]
-        n, d_n = ar.tanh(inputs[..., 2 * size :] + (r * h) @ weight + bias_hh[2 * size :])
-        return Stepped(not_z * n + z * h, None, (h, r, z, not_z, n, weight, d_r_z, d_n))
+        size = len(h)
+        a = local[: 3 * size] + bias_hh
+        r_z, kept, slope = ar.sigmoid(a[: 2 * size] + recurrent(h)[: 2 * size])
+        r, z, not_z = r_z[:size], r_z[size:], kept[size:]
+        n, slope_n = ar.tanh(a[2 * size :] + recurrent(r * h)[2 * size :])
+        local[...] = np.concatenate([h * slope[:size], (h - n) * slope[size:], not_z * slope_n, z, r, r * h])
+        return not_z * n + z * h, None
 
-    def adjoint(self, dh: Array, dc: Array | None, saved: tuple[Any, ...], ar: Arithmetic) -> Pulled:
-        """Pull back; the caller adds ``hidden @ weight_hh``, in which the n rows' part still lacks the reset gate."""
-        h, r, z, not_z, n, weight, d_r_z, d_n = saved
-        da_n = dh * not_z * d_n
-        through = da_n @ weight.T  # cotangent of r * h
-        gates = np.concatenate([through * h, dh * (h - n)], axis=-1) * d_r_z
-        da = np.concatenate([gates, da_n], axis=-1)
-        return Pulled(da, da, dh * z + through * (r - 1), None)
+    def adjoint(self, dh: Array, dc: Array | None, local: Array, to_state: Linear, ar: Arithmetic) -> Pulled:
+        """Pull back."""
+        gated_by_r, by_z, by_n, by_h, r, _ = local.reshape(6, -1, *local.shape[1:])
+        da_n = dh * by_n
+        none = np.zeros_like(da_n)
+        dgated = to_state(np.concatenate([none, none, da_n]))
+        da_r, da_z = dgated * gated_by_r, dh * by_z
+        da = np.concatenate([da_r, da_z, da_n])
+        return Pulled(da, da, to_state(np.concatenate([da_r, da_z, none])) + dgated * r + dh * by_h, None)
 
     @staticmethod
-    def candidate_rows(saved: Sequence[tuple[Any, ...]], da_hid: Array) -> Array:
+    def candidate_rows(local: Array, da_n: Array) -> Array:
         """``dweight_hh`` of the n rows, (R, H, H): there the state is gated."""
-        size = da_hid.shape[-1] // 3
-        gated = np.stack([step[0] * step[1] for step in saved])
-        rows: Array = np.einsum("trbi,trbj->rij", da_hid[..., 2 * size :], gated)
-        return rows
+        return Exact().outer(da_n, side_by_side(local[:, -len(da_n) :]))
 
 
 # -- changes of finished gradients -------------------------------------------------------------------------------

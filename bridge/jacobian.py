@@ -22,7 +22,7 @@ from bridge.backends.registry import Sources, select
 from bridge.case import Case, load_case
 from bridge.errors import BadInputError
 from bridge.reference import Tape
-from bridge.tolerance import Truth, truth
+from bridge.tolerance import Truth, truth, truths
 from bridge.verdicts import AGREES, NO_VALUES, VERDICTS, Judged, judge
 
 if TYPE_CHECKING:
@@ -298,8 +298,8 @@ def measure(
         As :func:`jacobian_map`.
     """
     length = _check(case, seq_len, weights)
-    passes = _Passes(session.ask, case, length)
-    replies, how = passes.run(weights)
+    passes = _Passes(session.ask, case, length, weights)
+    replies, how = passes.run()
     shape = (length, length, case.batch, case.input_size)
     arrays = {name: np.full(shape, np.nan) for name in ("value", "reference", "tolerance")}
     codes = np.zeros(shape, np.int8)
@@ -340,8 +340,9 @@ def reference_map(case: Case, seq_len: int | None = None) -> Array:
     tape = Tape(case, length, Exact())
     result = np.empty((length, length, case.batch, case.input_size))
     for steps in _chunks(case, length):
-        heads = np.stack([case.heads(length, step)[0] for step in steps], axis=1)
-        result[steps] = np.moveaxis(tape.pull(heads.astype(np.float64))["dx"], 1, 0)
+        heads = [tape.cotangents(*case.heads(length, step))[0] for step in steps]
+        pulled = tape.pull(np.concatenate(heads, axis=2), parameters=False)
+        result[steps] = np.moveaxis(pulled["dx"], 1, 0)
     return result
 
 
@@ -373,18 +374,20 @@ def _judged(quantity: str, reply: Reply, known: Truth) -> Judged:
 class _Passes:
     """Gets the replies for every loss step, in as few passes as the backend allows."""
 
-    def __init__(self, ask: Callable[[Task], Reply], case: Case, length: int) -> None:
-        self.ask, self.case, self.length = ask, case, length
-        self.truths: dict[int, Truth] = {}
+    def __init__(self, ask: Callable[[Task], Reply], case: Case, length: int, weights: bool) -> None:
+        self.ask, self.case, self.length, self.weights = ask, case, length, weights
+
+    @cached_property
+    def truths(self) -> list[Truth]:
+        tasks = [Task(self.case, self.length, step) for step in range(self.length)]
+        return truths(tasks, parameters=self.weights)
 
     def truth(self, step: int, start: Any = None) -> Truth:
         if start is not None:  # a carried state: judged against what the backend really started from
             return truth(Task(self.case.replace(**start), self.length, step))
-        if step not in self.truths:
-            self.truths[step] = truth(Task(self.case, self.length, step))
         return self.truths[step]
 
-    def run(self, one_by_one: bool) -> tuple[list[Reply], str]:
+    def run(self) -> tuple[list[Reply], str]:
         """Return a reply per loss step, and how they were got."""
         steps = range(self.length)
         ends = sorted({0, self.length - 1})
@@ -392,7 +395,7 @@ class _Passes:
         if all(_dx(reply).verdict for reply in direct.values()):  # nothing to be had: not asked again T times
             return [direct[0]] * self.length, "no pass gave dx"
         why = "as asked"
-        if not one_by_one and len(ends) < self.length:
+        if not self.weights and len(ends) < self.length:
             batched = self._batched()
             why = self._unlike(batched, direct) if isinstance(batched, list) else batched
             if isinstance(batched, list) and not why:

@@ -269,8 +269,8 @@ def _carried(case: Case) -> Case:
     """Give the case that begins in the state in which this one ends."""
     strands = Tape(case, case.seq_len, Exact()).strands
     ends = [strand.end for directions in strands for strand in directions]
-    h0 = np.stack([h[0] for h, _ in ends])
-    return case.replace(h0=h0, c0=None if case.c0 is None else np.stack([c[0] for _, c in ends if c is not None]))
+    h0 = np.stack([h[:, 0].T for h, _ in ends])
+    return case.replace(h0=h0, c0=None if case.c0 is None else np.stack([c[:, 0].T for _, c in ends if c is not None]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from bridge.answers import Task, blocks
-from bridge.arithmetic import Array, Exact, Noisy
+from bridge.arithmetic import TINY, Array, Exact, Noisy
 from bridge.case import Case
 from bridge.reference import Gradients, Tape, accumulated, without_replicas
 
@@ -69,9 +70,10 @@ class Truth:
 
 def rms(array: Array, axes: tuple[int, ...] | None) -> Array:
     """Root mean square over axes (None: all), kept as axes of 1; scaled, since squares of 1e-200 underflow."""
-    top = np.max(np.abs(array), axis=axes, keepdims=True)
-    scaled = np.divide(array, top, out=np.zeros_like(array), where=top > 0)
-    result: Array = top * np.sqrt(np.mean(np.square(scaled), axis=axes, keepdims=True))
+    top = np.abs(array).max(axis=axes, keepdims=True)
+    scaled = array / np.maximum(top, TINY)
+    scaled *= scaled
+    result: Array = top * np.sqrt(scaled.mean(axis=axes, keepdims=True))
     return result
 
 
@@ -89,46 +91,59 @@ def truth(task: Task, dtype: str | None = None) -> Truth:
     dtype : ``float32`` or ``float64``
         The backend's; the case's by default.
     """
-    case, seq_len = task.case, task.seq_len
+    return truths([task], dtype)[0]
+
+
+def truths(tasks: Sequence[Task], dtype: str | None = None, parameters: bool = True) -> list[Truth]:
+    """Run the reference for tasks that differ in their loss step alone; its forward passes serve all of them.
+
+    Without ``parameters`` their gradients are left out.
+    """
+    case, seq_len = tasks[0].case, tasks[0].seq_len
     dtype = dtype or case.dtype
-    heads = task.heads()
+    heads = [task.heads() for task in tasks]
     with np.errstate(all="ignore"):  # a case may overflow; that is judged, not warned about
         exact = Tape(case, seq_len, Exact())
-        pulled = exact.pull(*exact.cotangents(*heads))
-        total: dict[str, Any] = {
-            name: tuple(tuple(0.0 for _ in row) for row in value) if isinstance(value, tuple) else 0.0
-            for name, value in pulled.items()
-        }
-        unit = float(np.finfo(dtype).eps) / 2
+        references = [exact.pull(*exact.cotangents(*each), parameters=parameters) for each in heads]
+        sums: list[Gradients] = [{} for _ in tasks]
         generator = np.random.default_rng(SEED)
         for replicas in _chunks(case, seq_len):
-            noisy = Tape(case, seq_len, Noisy(unit, generator, replicas))
-            sample = noisy.pull(*noisy.cotangents(*heads))
-            for name, value in sample.items():
-                total[name] = _add(total[name], value, pulled[name])
-    sigma = {
-        name: tuple(tuple(block / math.sqrt(SAMPLES) for block in row) for row in value)
-        if isinstance(value, tuple)
-        else value / math.sqrt(SAMPLES)
-        for name, value in total.items()
-    }
-    times = task.accumulate
-    return Truth(task, accumulated(without_replicas(pulled), times), accumulated(sigma, times), dtype)
+            noisy = Tape(case, seq_len, Noisy(float(np.finfo(dtype).eps) / 2, generator, replicas))
+            for total, each, reference in zip(sums, heads, references, strict=True):
+                sample = noisy.pull(*noisy.cotangents(*each), parameters=parameters)
+                for name, value in sample.items():
+                    share = _each(_deviation, value, reference[name])
+                    total[name] = _each(np.hypot, total[name], share) if name in total else share
+    return [
+        Truth(task, accumulated(without_replicas(right), task.accumulate), accumulated(sigma, task.accumulate), dtype)
+        for task, right, sigma in zip(tasks, references, sums, strict=True)
+    ]
 
 
-def _add(total: Any, sample: Any, exact: Any) -> Any:
-    """Add the deviations of all replicas in quadrature; the replica axis goes."""
-    if isinstance(sample, tuple):
-        return tuple(
-            tuple(np.hypot(t, np.hypot.reduce(s - e, axis=0)) for t, s, e in zip(*rows, strict=True))
-            for rows in zip(total, sample, exact, strict=True)
-        )
-    return np.hypot(total, np.hypot.reduce(sample - exact, axis=1))
+def _each(function: Callable[[Array, Array], Array], first: Any, second: Any) -> Any:
+    """Apply a function to two values of a quantity, block by block."""
+    if not isinstance(first, tuple):
+        return function(first, second)
+    return tuple(tuple(map(function, *rows)) for rows in zip(first, second, strict=True))
+
+
+def _deviation(samples: Array, exact: Array) -> Array:
+    """Distance of samples from the exact value over the replica axis, as a share of the rms over all samples.
+
+    Scaled by the largest of a time step or block, since squares of 1e-200 underflow.
+    """
+    axis = samples.ndim // 2 - 1  # sequences and states have four axes and replicas second, parameters replicas first
+    distance = samples - exact
+    top = np.abs(distance).max(axis=tuple(range(axis, samples.ndim)), keepdims=True)
+    distance /= np.maximum(top, TINY)
+    distance *= distance
+    result: Array = np.sqrt(distance.sum(axis=axis) / SAMPLES) * top.squeeze(axis)
+    return result
 
 
 def _chunks(case: Case, seq_len: int) -> list[int]:
     """Split the samples so that one chunk's arrays stay within bounds; a function of the case alone."""
-    width = case.hidden_size * case.directions * case.layers * case.gates * 4 + case.input_size
+    width = case.hidden_size * case.directions * case.layers * (2 * case.gates + 2) + 2 * case.input_size
     one = 8 * seq_len * case.batch * width
     at_once = max(1, min(SAMPLES, _CHUNK_BYTES // one))
     whole, rest = divmod(SAMPLES, at_once)

@@ -312,7 +312,7 @@ def test_noise_of_unit_zero_is_exact_arithmetic(mode: str, bidirectional: bool) 
         case = small_case(rng, mode=mode, bidirectional=bidirectional)
         exact = gradients(case)
         for replica in noisy(case, 0.0, replicas=2):
-            check(replica, exact, 1e-15)
+            check(replica, exact, 1e-13)  # BLAS sums wider products in another order
 
 
 @pytest.mark.parametrize("mode", MODES)
