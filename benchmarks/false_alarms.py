@@ -21,12 +21,11 @@ from bridge.backends.registry import select
 from bridge.case import MODES
 from bridge.tolerance import truth
 from bridge.verdicts import judge
-from bridge.workers import Worker
 
 
 def main(count: int, seed: int) -> None:
     backends = select(["fused-onednn", "unrolled"])
-    workers = {backend.name.split("/")[1]: Worker(backend.launch, 120) for backend in backends}
+    sessions = {backend.name.split("/")[1]: backend.open(120) for backend in backends}
     verdicts: Counter[tuple[str, str, str]] = Counter()
     worst: dict[tuple[str, str], float] = {}
     caught = {dtype: Caught(dtype) for dtype in ("float32", "float64")}
@@ -36,8 +35,8 @@ def main(count: int, seed: int) -> None:
         case = case.replace(requested=("x", "params", "h0", "c0")[: 4 if case.mode == "lstm" else 3])
         known = truth(Task(case, case.seq_len))
         caught[case.dtype].add(case, known)
-        for name, worker in workers.items():
-            for quantity, answer in worker.ask(Task(case, case.seq_len)).answers.items():
+        for name, session in sessions.items():
+            for quantity, answer in session.ask(Task(case, case.seq_len)).answers.items():
                 judged = judge(quantity, answer, known)
                 verdicts[name, case.dtype, judged.verdict] += 1
                 ratio = max((float(np.max(b.abs_err / b.tolerance)) for b in judged.blocks), default=0.0)
@@ -50,8 +49,8 @@ def main(count: int, seed: int) -> None:
         print(*pair, f"worst error {ratio:.3g} tolerances")
     for one in caught.values():
         print(one)
-    for worker in workers.values():
-        worker.stop()
+    for session in sessions.values():
+        session.stop()
 
 
 if __name__ == "__main__":
