@@ -134,10 +134,20 @@ def _flux() -> Any:
     return flux
 
 
+_FORMAT = click.option(
+    "--format",
+    type=click.Choice(["csv", "parquet"]),
+    default="csv",
+    show_default=True,
+    help="Of gradients, pairs and jacobian, the large tables; the others are CSV.",
+)
+
+
 @main.command()
 @_shared
 @click.option("--backend", "patterns", multiple=True, metavar="PATTERN", help="Only backends whose name matches.")
 @click.option("--out", default="gradbridge-out", show_default=True, metavar="DIR", help="Folder for the tables.")
+@_FORMAT
 @click.option("--loss-steps", is_flag=True, help="Also ask for the gradient of each output step alone.")
 @click.option("--jacobian", is_flag=True, help="Also measure dL_s/dx_t for every output step s and input step t.")
 @click.option("--relations", is_flag=True, help="Also check properties that need no reference.")
@@ -148,6 +158,7 @@ def compare(
     cases: tuple[str, ...],
     patterns: tuple[str, ...],
     out: str,
+    format: str,
     timeout: float | None,
     loss_steps: bool,
     jacobian: bool,
@@ -175,6 +186,7 @@ def compare(
         out,
         sources,
         matrix=matrix,
+        format=format,
         timeout=timeout,
         loss_steps=loss_steps,
         jacobian=jacobian,
@@ -194,7 +206,8 @@ def compare(
 @main.command()
 @_shared
 @click.option("--out", default="gradbridge-out", show_default=True, metavar="DIR", help="Folder for the tables.")
-def flux(cases: tuple[str, ...], out: str, timeout: float | None, **sources: Any) -> None:
+@_FORMAT
+def flux(cases: tuple[str, ...], out: str, format: str, timeout: float | None, **sources: Any) -> None:
     """Tell which ways of applying a stateful model to a sequence give the right gradient in which Flux.
 
     Runs every variant of every Flux at hand, live or recorded; the four flux cases by default.
@@ -208,7 +221,7 @@ def flux(cases: tuple[str, ...], out: str, timeout: float | None, **sources: Any
     from bridge.report import files, terminal
 
     chosen = cases or tuple(name for name in bridge.shipped_cases() if name.startswith("flux-"))
-    comparison, unsaved = _run(chosen, ("flux-*",), out, sources, skip=("pairs", "report"), timeout=timeout)
+    comparison, unsaved = _run(chosen, ("flux-*",), out, sources, ("pairs", "report"), format=format, timeout=timeout)
     investigation = Investigation(comparison)
     if unsaved is None:
         try:
@@ -228,6 +241,7 @@ def _run(
     sources: dict[str, Any],
     skip: tuple[str, ...] = (),
     matrix: bool = False,
+    format: str = "csv",
     **how: Any,
 ) -> tuple[Comparison, BadInputError | None]:
     """Check all input before anything is made, run with progress, save; what could not be saved can still be shown."""
@@ -255,7 +269,7 @@ def _run(
             write_csv(comparison.matrix, Path(out) / "matrix.csv")
         else:
             (Path(out) / "matrix.csv").unlink(missing_ok=True)
-        comparison.save(out, skip)
+        comparison.save(out, skip, format)
     except BadInputError as error:
         return comparison, error
     return comparison, None

@@ -450,17 +450,23 @@ class Comparison:
 
         return tables.not_repeatable(self.outcomes)
 
-    def save(self, folder: str | os.PathLike[str], skip: Sequence[str] = ()) -> Path:
-        """Write every table as CSV but those to skip, ``run.json`` and ``report.html``, each whole or not at all.
+    def save(self, folder: str | os.PathLike[str], skip: Sequence[str] = (), format: str = "csv") -> Path:
+        """Write every table but those to skip, ``run.json`` and ``report.html``, each whole or not at all.
+
+        Parameters
+        ----------
+        folder : is made if missing.
+        skip : names of files, without suffix.
+        format : ``csv`` or ``parquet``, of ``gradients``, ``pairs`` and ``jacobian``; the others are always CSV.
 
         Raises
         ------
         BadInputError
-            When the folder cannot be written.
+            When the folder cannot be written, or for an unknown format.
         """
         from bridge.report import files
 
-        return files.save(self, Path(folder), skip)
+        return files.save(self, Path(folder), skip, format)
 
     @property
     def disagreements(self) -> int:

@@ -3,15 +3,23 @@
 import io
 import itertools
 import json
+import math
 
 import numpy as np
 import pandas as pd
+import pyarrow.csv
 import pytest
 from random_cases import random_case
 from test_workers import backend
 
 import bridge
+from bridge.answers import Answer, Reply, Task
 from bridge.backends.base import LiveBackend
+from bridge.comparison import Comparison
+from bridge.report import tables
+from bridge.report.saved import Saved
+from bridge.tolerance import truth
+from bridge.verdicts import Outcome, judge_reply
 from bridge.workers import Launch
 
 
@@ -110,14 +118,116 @@ def test_a_failed_write_leaves_the_old_file_whole(mixed, tmp_path, monkeypatch):
     comparison.save(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    def fails(self, path, **_):
+    def half(self, path, **_):
         path.write_text("half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pd.DataFrame, "to_csv", fails)
-    with pytest.raises(bridge.BadInputError, match="No space left"):
-        comparison.save(tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    for place, name, failing in ((pd.DataFrame, "to_csv", half), (pyarrow.csv, "write_csv", fails)):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, failing)
+            with pytest.raises(bridge.BadInputError, match="No space left"):
+                comparison.save(tmp_path)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+SPECIAL_VALUES = [-0.0, 5e-324, 1e-5, 1 / 3, 1e16, 1.7976931348623157e308, np.inf, -np.inf, np.nan, 3.0]
+
+
+def special_outcomes(name="mine", backends=("one/a", "two/b")):
+    """Values that a writer may spoil, in a comparison of backends that gave them."""
+    case = bridge.load_case("flux-lstm").replace(name=name)
+    known = truth(Task(case, case.seq_len))
+    answers = {quantity: Answer(values) for quantity, values in known.reference.items()}
+    dx = known.reference["dx"].copy()
+    dx.flat[: len(SPECIAL_VALUES)] = SPECIAL_VALUES
+    answers["dx"] = Answer(dx)
+    return [Outcome(backend, known.task, judge_reply(Reply(answers), known), known) for backend in backends]
+
+
+@pytest.mark.parametrize("rows", [7, 2**17])
+def test_tables_written_in_chunks_of_any_size_hold_the_bits_of_the_frame(tmp_path, monkeypatch, rows):
+    outcomes = special_outcomes()
+    frames = {"gradients": tables.gradients(outcomes), "pairs": tables.pairs(outcomes)}
+    monkeypatch.setattr(tables, "ROWS", rows)
+    Comparison([outcomes[0].task.case], outcomes, [], {}).save(tmp_path, skip=["report"])
+    for name, frame in frames.items():
+        floats = [column for column in frame if frame[column].dtype == np.float64]
+        types = dict.fromkeys(floats, np.float64)
+        path = tmp_path / f"{name}.csv"
+        back = pd.read_csv(io.BytesIO(path.read_bytes()), float_precision="round_trip", dtype=types)
+        for column in frame:
+            if column in floats:
+                assert back[column].to_numpy().tobytes() == frame[column].to_numpy().tobytes(), column
+            else:
+                missing = frame[column].isna()
+                assert (back[column].isna() == missing).all()
+                assert (back[column][~missing] == frame[column][~missing].astype(object)).all()
+
+
+def test_parquet_holds_what_csv_holds_and_takes_its_place(tmp_path):
+    outcomes = special_outcomes()
+    comparison = Comparison([outcomes[0].task.case], outcomes, [], {"kind": "compare"})
+    comparison.save(tmp_path)
+    page, csv = (tmp_path / "report.html").read_bytes(), Saved(tmp_path).table("gradients")
+    comparison.save(tmp_path, format="parquet")
+    assert not (tmp_path / "gradients.csv").exists()
+    assert not (tmp_path / "pairs.csv").exists()
+    assert (tmp_path / "report.html").read_bytes() == page
+    frame = Saved(tmp_path).table("gradients")
+    pd.testing.assert_frame_equal(frame, csv, check_exact=True)
+    assert frame["value"].to_numpy().tobytes() == comparison.gradients["value"].to_numpy().tobytes()
+    first = (tmp_path / "gradients.parquet").read_bytes()
+    comparison.save(tmp_path, format="parquet")
+    assert (tmp_path / "gradients.parquet").read_bytes() == first
+    comparison.save(tmp_path)
+    assert not (tmp_path / "gradients.parquet").exists()
+    with pytest.raises(bridge.BadInputError, match="xlsx"):
+        comparison.save(tmp_path, format="xlsx")
+
+
+def test_a_broken_parquet_file_is_refused_in_a_line(tmp_path):
+    outcomes = special_outcomes()
+    Comparison([outcomes[0].task.case], outcomes, [], {"kind": "compare"}).save(tmp_path, format="parquet")
+    (tmp_path / "gradients.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(bridge.BadInputError, match=r"gradients\.parquet"):
+        Saved(tmp_path).table("gradients")
+
+
+def test_names_with_commas_and_quotes_are_read_back(tmp_path):
+    outcomes = special_outcomes('a, "b"', ("one,1/a", 'two/"b"'))
+    comparison = Comparison([outcomes[0].task.case], outcomes, [], {"kind": "compare"})
+    comparison.save(tmp_path)
+    back = pd.read_csv(tmp_path / "pairs.csv")
+    assert set(back["case"]) == {'a, "b"'}
+    assert (back[["backend_a", "backend_b"]].drop_duplicates().to_numpy() == [["one,1/a", 'two/"b"']]).all()
+    assert set(Saved(tmp_path).table("gradients")["backend"]) == {"one,1/a", 'two/"b"'}
+
+
+def test_pairs_tell_differences_by_step_what_is_missing_and_what_is_summed():
+    case = bridge.load_case("mxnet-21143").replace(seq_lens=(3,), requested=("x", "params", "h0"))
+    known = truth(Task(case, 3))
+    right = dict(known.reference)
+
+    def outcome(name, **changed):
+        answers = {quantity: Answer(values) for quantity, values in right.items()} | changed
+        return Outcome(name, known.task, judge_reply(Reply(answers), known), known)
+
+    off = right["dx"].copy()
+    off[1, 0] += [3.0, 4.0]
+    off[2, 0, 0] = np.nan
+    summed = Answer(right["dh0"].sum(axis=1, keepdims=True), batch_summed=True)
+    pairs = tables.pairs([outcome("a"), outcome("b", dx=Answer(off)), outcome("c", dh0=summed)])
+    dx = pairs[pairs["quantity"] == "dx"].set_index(["backend_a", "backend_b", "timestep"])
+    assert dx.loc[("a", "b", 1), ["n", "max_abs_diff", "verdict"]].tolist() == [2, 4.0, "disagrees"]
+    assert dx.loc[("a", "b", 1), "rms_diff"] == pytest.approx(math.sqrt(12.5))
+    assert dx.loc[("a", "b", 2), ["n", "max_abs_diff", "verdict"]].tolist() == [1, 0.0, "agrees"]
+    assert dx.loc[("a", "c", 1), ["n", "max_abs_diff", "verdict"]].tolist() == [2, 0.0, "agrees"]
+    states = pairs[pairs["quantity"] == "dh0"]
+    assert states[["backend_a", "backend_b"]].to_numpy().tolist() == [["a", "b"]]
+    assert set(pairs[pairs["quantity"] == "dweight_ih"]["n"]) == {right["dweight_ih"][0][0].size}
 
 
 def test_summary_says_how_a_wrong_gradient_lies_to_the_true_one():

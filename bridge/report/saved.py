@@ -15,8 +15,8 @@ from bridge.report.tables import INTEGERS
 from bridge.verdicts import SHORT, VERDICTS
 
 NUMBERS = {
-    *INTEGERS, "value", "reference", "abs_err", "rel_err", "tolerance", "max_abs_err", "max_rel_err", "fault_residual",
-    "dweight_ih", "truth", "worst_rel_err",
+    *INTEGERS, "value", "reference", "abs_err", "rel_err", "ulps", "tolerance", "max_abs_err", "max_rel_err",
+    "max_ulps", "fault_residual", "dweight_ih", "truth", "worst_rel_err",
 }  # fmt: skip
 """Columns of numbers; every other column is text."""
 
@@ -82,14 +82,19 @@ class Saved:
 
     def has(self, name: str) -> bool:
         """Whether the run wrote that table."""
-        return (self.folder / f"{name}.csv").exists()
+        return self._path(name).exists()
+
+    def _path(self, name: str) -> Path:
+        """Where a table lies; a large one may be Parquet."""
+        parquet = self.folder / f"{name}.parquet"
+        return parquet if parquet.exists() else self.folder / f"{name}.csv"
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Read columns of a table; numbers as float64, NaN where empty, text as it is.
 
         Parameters
         ----------
-        name : of the file, without ``.csv``.
+        name : of the file, without suffix.
         columns : which; all if None.
 
         Raises
@@ -97,9 +102,9 @@ class Saved:
         BadInputError
             Naming the file, and the column that is missing or holds what it cannot.
         """
-        path = str(self.folder / f"{name}.csv")
+        path = str(self._path(name))
         try:
-            there = list(pd.read_csv(path, nrows=0))
+            there = _names(path)
             missing = next((column for column in columns or () if column not in there), None)
             if missing is not None:
                 raise BadInputError(path, missing, "that column", f"only {', '.join(there)}")
@@ -122,7 +127,20 @@ class Saved:
         return frame
 
 
+def _names(path: str) -> list[str]:
+    if path.endswith(".parquet"):
+        from pyarrow import parquet
+
+        return list(parquet.read_schema(path).names)
+    return list(pd.read_csv(path, nrows=0))
+
+
 def _read(path: str, columns: Sequence[str], numbers: Set[str]) -> pd.DataFrame:
+    if path.endswith(".parquet"):
+        from pyarrow import parquet
+
+        frame = parquet.read_table(path, columns=list(columns)).to_pandas()
+        return frame.astype({name: np.float64 if name in numbers else str for name in columns})
     return pd.read_csv(
         path,
         usecols=list(columns),
@@ -135,6 +153,8 @@ def _read(path: str, columns: Sequence[str], numbers: Set[str]) -> pd.DataFrame:
 
 def _culprit(path: str) -> str:
     """Find the column of numbers that holds something else; empty where that is not what is wrong."""
+    if path.endswith(".parquet"):
+        return ""
     try:
         text = pd.read_csv(path, dtype=str, keep_default_na=False)
     except (ValueError, pd.errors.ParserError):

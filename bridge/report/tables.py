@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,8 @@ from bridge.case import QUANTITIES
 from bridge.verdicts import AGREES, DISAGREES, NOT_REPEATABLE, VERDICTS, Block, Judged
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from bridge.case import Case
     from bridge.diagnosis import Finding
     from bridge.jacobian import JacobianMap
@@ -46,23 +49,41 @@ FINDINGS = (
 )  # fmt: skip
 BACKENDS = ("backend", "source", "state", "versions", "reason")
 INDEX = ("timestep", "layer", "direction", "batch", "row", "col")
+TEXTS = ("case", "backend", "quantity", "backend_a", "backend_b")
 INTEGERS = {"seq_len", "loss_step", *INDEX, "n", "n_disagree", "worst_seq_len", "worst_timestep", "steps"}
+
+ROWS = 2**17
+"""Rows that the larger tables have in memory at once while they are written."""
+
+Part = dict[str, Any]
+"""Some rows of a table: a column's values or, where all are the same, the one value. ``verdict`` is an array."""
+
+
+class Labels(NamedTuple):
+    """A column of text: of each row the index of its name."""
+
+    codes: Array
+    names: tuple[str, ...]
 
 
 def gradients(outcomes: Sequence[Outcome]) -> pd.DataFrame:
     """One row per scalar."""
-    parts: list[dict[str, Any]] = []
-    for outcome, quantity, judged in _walk(outcomes):
-        for block in judged.blocks:
-            parts.append(
-                _key(outcome, quantity)
-                | _indices(quantity, block, outcome.task.case.directions, judged.batch_summed)
-                | {
-                    name: getattr(block, name).ravel()
-                    for name in ("value", "reference", "abs_err", "rel_err", "ulps", "tolerance", "verdict")
-                }
-            )
-    return _assemble(parts, GRADIENTS)
+    return _frame_of(_columns(list(_elements(outcomes)), GRADIENTS))
+
+
+def input_gradients(outcomes: Sequence[Outcome], case: str) -> pd.DataFrame:
+    """Rows of :func:`gradients` that are one case's ``dx`` with the whole head."""
+    chosen = [
+        dataclasses.replace(outcome, quantities={"dx": outcome.quantities["dx"]})
+        for outcome in outcomes
+        if outcome.task.case.name == case and outcome.task.loss_step is None and "dx" in outcome.quantities
+    ]
+    return gradients(chosen)
+
+
+def gradient_batches(outcomes: Sequence[Outcome]) -> Iterator[pa.RecordBatch]:
+    """Rows of :func:`gradients`, about :data:`ROWS` at a time; at least one batch, empty where there are no rows."""
+    return (_batch(_columns(parts, GRADIENTS)) for parts in _bunches(_elements(outcomes)))
 
 
 def timesteps(outcomes: Sequence[Outcome]) -> pd.DataFrame:
@@ -133,6 +154,15 @@ def jacobian(maps: Sequence[JacobianMap]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(COLUMNS))
 
 
+def jacobian_batches(maps: Sequence[JacobianMap]) -> Iterator[pa.RecordBatch]:
+    """Rows of :func:`jacobian`, in batches like those of :func:`gradient_batches`."""
+    import pyarrow as pa
+
+    for found in maps:
+        for start in range(0, len(found.frame), ROWS):
+            yield pa.RecordBatch.from_pandas(found.frame[start : start + ROWS], preserve_index=False)
+
+
 def relations(related: Sequence[tuple[Case, Sequence[tuple[str, Result]]]]) -> pd.DataFrame:
     """One row per case, backend and relation."""
     from bridge.relations import COLUMNS, frame
@@ -143,19 +173,13 @@ def relations(related: Sequence[tuple[Case, Sequence[tuple[str, Result]]]]) -> p
 
 def pairs(outcomes: Sequence[Outcome]) -> pd.DataFrame:
     """Every two backends that gave values, step by step; they agree within the sum of both tolerances."""
-    rows: list[dict[str, Any]] = []
-    for _, group in itertools.groupby(outcomes, key=lambda outcome: outcome.task):
-        members = list(group)
-        for quantity in QUANTITY_ORDER:
-            having = [
-                (outcome, outcome.quantities[quantity])
-                for outcome in members
-                if quantity in outcome.quantities and outcome.quantities[quantity].has_values
-            ]
-            for (first, one), (second, other) in itertools.combinations(having, 2):
-                if one.batch_summed == other.batch_summed:
-                    rows += _pair(quantity, first, one, second, other)
-    return _frame(rows, PAIRS)
+    frame = _frame_of(_columns(list(_paired(outcomes)), PAIRS))
+    return frame.astype({name: object for name in (*TEXTS, "verdict") if name in frame})
+
+
+def pair_batches(outcomes: Sequence[Outcome]) -> Iterator[pa.RecordBatch]:
+    """Rows of :func:`pairs`, in batches like those of :func:`gradient_batches`."""
+    return (_batch(_columns(parts, PAIRS)) for parts in _bunches(_paired(outcomes)))
 
 
 def backends(rows: Iterable[Mapping[str, str]]) -> pd.DataFrame:
@@ -165,18 +189,17 @@ def backends(rows: Iterable[Mapping[str, str]]) -> pd.DataFrame:
 
 def not_repeatable(outcomes: Sequence[Outcome]) -> pd.DataFrame:
     """Both values of what two identical calls disagreed about."""
-    parts: list[dict[str, Any]] = []
-    for outcome, quantity, judged in _walk(outcomes):
-        if judged.verdict != NOT_REPEATABLE:
-            continue
-        for block, first, second in zip(judged.blocks, judged.first, judged.again, strict=True):
-            parts.append(
-                _key(outcome, quantity)
-                | _indices(quantity, block, outcome.task.case.directions, judged.batch_summed)
-                | {"first": first.ravel(), "second": second.ravel(), "reference": block.reference.ravel()}
-            )
-    names = [name for name in GRADIENTS if name not in ("value", "abs_err", "rel_err", "ulps", "tolerance", "verdict")]
-    return _assemble(parts, [*(name for name in names if name != "reference"), "first", "second", "reference"])
+    parts = [
+        _key(outcome, quantity)
+        | _indices(quantity, block, outcome.task.case.directions, judged.batch_summed, slice(None))
+        | {"first": first.reshape(-1), "second": second.reshape(-1)}
+        | {name: getattr(block, name).reshape(-1) for name in ("reference", "verdict")}
+        for outcome, quantity, judged in _walk(outcomes)
+        if judged.verdict == NOT_REPEATABLE
+        for block, first, second in zip(judged.blocks, judged.first, judged.again, strict=True)
+    ]
+    names = ("case", "backend", "quantity", "seq_len", "loss_step", *INDEX, "first", "second", "reference")
+    return _frame_of(_columns(parts, names))
 
 
 # -- parts -------------------------------------------------------------------------------------------------------
@@ -184,6 +207,9 @@ def not_repeatable(outcomes: Sequence[Outcome]) -> pd.DataFrame:
 _RANK = (
     "not repeatable", "not finite", "disagrees", "crashed", "timed out", "agrees", "unsupported", "unavailable",
 )  # fmt: skip
+
+
+_AGREES, _DISAGREES = (np.int8(VERDICTS.index(verdict)) for verdict in (AGREES, DISAGREES))
 
 
 def _walk(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, str, Judged]]:
@@ -215,9 +241,23 @@ def _key(outcome: Outcome, quantity: str) -> dict[str, Any]:
     }
 
 
-def _indices(quantity: str, block: Block, directions: int, batch_summed: bool) -> dict[str, Any]:
+def _elements(outcomes: Sequence[Outcome]) -> Iterator[Part]:
+    for outcome, quantity, judged in _walk(outcomes):
+        for block in judged.blocks:
+            arrays = {name: getattr(block, name).reshape(-1) for name in GRADIENTS[GRADIENTS.index("value") :]}
+            for start in range(0, block.value.size, ROWS):
+                rows = slice(start, start + ROWS)
+                yield (
+                    _key(outcome, quantity)
+                    | _indices(quantity, block, outcome.task.case.directions, judged.batch_summed, rows)
+                    | {name: array[rows] for name, array in arrays.items()}
+                )
+
+
+def _indices(quantity: str, block: Block, directions: int, batch_summed: bool, rows: slice) -> dict[str, Any]:
+    """Return the index columns of a range of a block's elements."""
     shape = block.value.shape
-    axes = [axis.ravel() for axis in np.indices(shape)]
+    axes = np.unravel_index(np.arange(*rows.indices(block.value.size)), shape)
     if quantity in SEQUENCES:
         return dict(zip(("timestep", "batch", "row"), axes, strict=True))
     if quantity in STATES:
@@ -227,26 +267,72 @@ def _indices(quantity: str, block: Block, directions: int, batch_summed: bool) -
     return {"layer": block.layer, "direction": block.direction} | dict(zip(("row", "col"), axes, strict=False))
 
 
-def _assemble(parts: list[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
-    """Concatenate blocks of columns; scalars are spread over their block, None is missing."""
-    sizes = [next(value.size for value in part.values() if isinstance(value, np.ndarray)) for part in parts]
-    data: dict[str, Any] = {}
+def _bunches(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Gather parts until they have :data:`ROWS` rows together."""
+    bunch: list[Part] = []
+    rows, full = 0, False
+    for part in parts:
+        bunch.append(part)
+        rows += len(part["verdict"])
+        if rows >= ROWS:
+            yield bunch
+            bunch, rows, full = [], 0, True
+    if bunch or not full:
+        yield bunch
+
+
+def _columns(parts: Sequence[Part], columns: Sequence[str]) -> dict[str, Labels | Array]:
+    """Concatenate parts; scalars are spread over their part. Integers are -1 where they are missing."""
+    sizes = [len(part["verdict"]) for part in parts]
+    data: dict[str, Labels | Array] = {}
     for name in columns:
         values: list[Any] = [part.get(name) for part in parts]
         if name == "verdict":
-            codes = np.concatenate(values) if values else np.zeros(0, np.int8)
-            data[name] = pd.Categorical.from_codes(codes, categories=list(VERDICTS))
+            data[name] = Labels(np.concatenate(values) if values else np.zeros(0, np.int8), VERDICTS)
+        elif name in TEXTS:
+            data[name] = _labelled(values, sizes)
         elif name in INTEGERS:
             filled = [np.broadcast_to(np.int32(-1 if v is None else v), n) for v, n in zip(values, sizes, strict=True)]
-            numbers = np.concatenate(filled) if filled else np.zeros(0, np.int32)
-            data[name] = pd.arrays.IntegerArray(numbers.astype(np.int32), numbers < 0)
-        elif name in ("case", "backend", "quantity"):
-            labels = list(dict.fromkeys(values))
-            codes = np.repeat([labels.index(value) for value in values], sizes) if values else np.zeros(0, np.int8)
-            data[name] = pd.Categorical.from_codes(codes.astype(np.int32), categories=labels)
+            data[name] = np.concatenate(filled) if filled else np.zeros(0, np.int32)
         else:
             data[name] = np.concatenate(values) if values else np.zeros(0)
+    return data
+
+
+def _labelled(values: Sequence[str | Labels], sizes: Sequence[int]) -> Labels:
+    known: dict[str, int] = {}
+    codes = []
+    for value, size in zip(values, sizes, strict=True):
+        if isinstance(value, Labels):
+            codes.append(np.array([known.setdefault(name, len(known)) for name in value.names])[value.codes])
+        else:
+            codes.append(np.broadcast_to(known.setdefault(value, len(known)), size))
+    return Labels(np.concatenate(codes) if codes else np.zeros(0, int), tuple(known))
+
+
+def _frame_of(columns: Mapping[str, Labels | Array]) -> pd.DataFrame:
+    data: dict[str, Any] = {}
+    for name, column in columns.items():
+        if isinstance(column, Labels):
+            data[name] = pd.Categorical.from_codes(column.codes, categories=list(column.names))
+        else:
+            data[name] = pd.arrays.IntegerArray(column, column < 0) if name in INTEGERS else column
     return pd.DataFrame(data, columns=list(columns))
+
+
+def _batch(columns: Mapping[str, Labels | Array]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    arrays = []
+    for name, column in columns.items():
+        if isinstance(column, Labels):
+            arrays.append(
+                pa.DictionaryArray.from_arrays(column.codes.astype(np.int32), pa.array(column.names, "string"))
+            )
+        else:
+            missing = column < 0 if name in INTEGERS else np.isnan(column)
+            arrays.append(pa.array(column, mask=missing if missing.any() else None))
+    return pa.RecordBatch.from_arrays(arrays, list(columns))
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
@@ -313,31 +399,57 @@ def _alignment(members: Sequence[tuple[Outcome, Judged]]) -> dict[str, Any]:
         return {"cosine": float((value / length) @ (reference / wanted)), "norm_ratio": length / wanted}
 
 
-def _pair(quantity: str, first: Outcome, one: Judged, second: Outcome, other: Judged) -> Iterator[dict[str, Any]]:
-    base = {name: value for name, value in _key(first, quantity).items() if name != "backend"}
-    base |= {"backend_a": first.backend, "backend_b": second.backend}
-    zipped = list(zip(one.blocks, other.blocks, strict=True))
-    with np.errstate(all="ignore"):
-        differences = [np.abs(a.value - b.value) for a, b in zipped]
-        slack = [a.tolerance + b.tolerance for a, b in zipped]
-    if quantity in SEQUENCES:
-        steps: Iterable[tuple[int | None, list[Array], list[Array]]] = [
-            (step, [differences[0][step]], [slack[0][step]]) for step in range(differences[0].shape[0])
-        ]
-    else:
-        steps = [(None, differences, slack)]
-    for step, difference, allowed in steps:
-        flat = np.concatenate([array.ravel() for array in difference])
-        limit = np.concatenate([array.ravel() for array in allowed])
-        known = ~np.isnan(flat)
-        if not known.any():
-            continue
-        flat, limit = flat[known], limit[known]
-        verdict = AGREES if (flat <= limit).all() else DISAGREES
-        yield base | {
-            "timestep": step,
-            "n": flat.size,
-            "max_abs_diff": float(flat.max()),
-            "rms_diff": float(np.sqrt(np.mean(np.square(flat)))),
-            "verdict": verdict,
+def _paired(outcomes: Sequence[Outcome]) -> Iterator[Part]:
+    for _, group in itertools.groupby(outcomes, key=lambda outcome: outcome.task):
+        members = list(group)
+        for quantity in QUANTITY_ORDER:
+            having = [
+                (outcome, outcome.quantities[quantity])
+                for outcome in members
+                if quantity in outcome.quantities and outcome.quantities[quantity].has_values
+            ]
+            for summed in (False, True):
+                alike = [(outcome, judged) for outcome, judged in having if judged.batch_summed == summed]
+                if len(alike) > 1:
+                    yield from _pairs_of(quantity, alike)
+
+
+def _pairs_of(quantity: str, having: Sequence[tuple[Outcome, Judged]]) -> Iterator[Part]:
+    """Compare every two of some backends' values of one shape, as many pairs at a time as stay within bounds."""
+    task, names = having[0][0].task, tuple(outcome.backend for outcome, _ in having)
+    rows = task.seq_len if quantity in SEQUENCES else 1
+    values, tolerances = ([_flat(judged, name, rows) for _, judged in having] for name in ("value", "tolerance"))
+    at_once = max(1, ROWS // values[0].size)
+    key = {name: value for name, value in _key(having[0][0], quantity).items() if name != "backend"}
+    first, second = np.triu_indices(len(having), 1)
+    for start in range(0, len(first), at_once):
+        ones, others = first[start : start + at_once], second[start : start + at_once]
+        with np.errstate(all="ignore"):
+            difference = np.abs(_stack(values, ones) - _stack(values, others))
+            slack = _stack(tolerances, ones) + _stack(tolerances, others)
+            known = ~np.isnan(difference)
+            n = np.count_nonzero(known, axis=-1)
+            difference[~known] = 0.0
+            right = (difference <= slack) | ~known
+            rms = np.sqrt(np.square(difference).sum(axis=-1) / n)
+        pair, step = np.nonzero(n)
+        yield key | {
+            "timestep": step if quantity in SEQUENCES else None,
+            "backend_a": Labels(ones[pair], names),
+            "backend_b": Labels(others[pair], names),
+            "n": n[pair, step],
+            "max_abs_diff": difference.max(axis=-1)[pair, step],
+            "rms_diff": rms[pair, step],
+            "verdict": np.where(right.all(axis=-1), _AGREES, _DISAGREES)[pair, step],
         }
+
+
+def _flat(judged: Judged, name: str, rows: int) -> Array:
+    """Return all blocks' elements, (rows, elements); a view where there is one block."""
+    arrays = [getattr(block, name).reshape(rows, -1) for block in judged.blocks]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
+
+
+def _stack(arrays: Sequence[Array], chosen: Array) -> Array:
+    """Return the chosen arrays as one, (len(chosen), rows, elements)."""
+    return arrays[chosen[0]][None] if len(chosen) == 1 else np.stack([arrays[index] for index in chosen])

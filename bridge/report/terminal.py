@@ -24,6 +24,7 @@ from bridge.matrix import FIXED
 from bridge.report.lengths import CHANGES, WRONGLY_SAME, by_length
 from bridge.report.narrow import print_table
 from bridge.report.sentences import abbreviated, reasons, statements
+from bridge.report.tables import input_gradients
 from bridge.verdicts import AGREES, NO_VALUES, SHORT
 
 if TYPE_CHECKING:
@@ -182,8 +183,7 @@ def print_comparison(comparison: Comparison, console: Console, folder: str | Non
         summary = comparison.summary
         print_verdicts(case, summary[summary["case"] == case.name], console)
         if len(case.seq_lens) > 1 and "x" in case.requested:
-            gradients = comparison.gradients
-            print_lengths(gradients[gradients["case"] == case.name], console)
+            print_lengths(input_gradients(comparison.outcomes, case.name), console)
     print_recorded(comparison, console)
     print_missing(comparison, console)
     print_findings(comparison, console)

@@ -7,6 +7,7 @@ where the page would grow too large.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -44,11 +45,8 @@ class Pool:
 
     def add(self, array: Array, digits: int) -> int:
         """Return where a flattened array is kept, rounded to so many digits; what is not finite is None."""
-        finite = np.isfinite(array).ravel()
-        rounded = tuple(
-            float(f"{value:.{digits}g}") if fine else None
-            for value, fine in zip(array.ravel().tolist(), finite.tolist(), strict=True)
-        )
+        numbers = [float(f"{value:.{digits}g}") for value in array.ravel().tolist()]  # the largest round to infinity
+        rounded = tuple(value if math.isfinite(value) else None for value in numbers)
         if rounded not in self.known:
             self.known[rounded] = len(self.lists)
             self.lists.append(list(rounded))
@@ -127,7 +125,7 @@ def _figure(key: tuple[Any, ...], judged: dict[str, str], arrays: dict[str, dict
 
 def _part(found: dict[str, Array]) -> Array:
     """Error as part of the tolerance, (T, B, I); -1 where there is none."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         return np.nan_to_num(found["abs_err"] / found["tolerance"], nan=-1.0)
 
 
