@@ -13,7 +13,7 @@ from bridge.case import PARAM_NAMES, QUANTITIES, REQUESTABLE, Case
 from bridge.errors import BadInputError
 from bridge.faults import CATALOGUE, Match, Matcher, Seen
 from bridge.options import Workaround
-from bridge.tolerance import truth
+from bridge.tolerance import Truth, truth
 from bridge.verdicts import AGREES, NO_VALUES, WRONG, Outcome, judge_reply
 
 Ask = Callable[[Task], Reply]
@@ -120,8 +120,11 @@ class Investigator:
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         self.matcher = Matcher()
         self.groups: dict[tuple[str, str], list[Outcome]] = {}
+        self.truths: dict[Task, Truth] = {}
+        self.tried: dict[tuple[str, Case], dict[str, str]] = {}
         for outcome in outcomes:
             self.groups.setdefault((outcome.task.case.name, outcome.backend), []).append(outcome)
+            self.truths[outcome.truth.task] = outcome.truth
 
     def findings(
         self,
@@ -195,7 +198,7 @@ class Investigator:
         """Whether a varied case shows the same fault; None where the backend cannot say, or is wrong in another way."""
         if case is None:
             return None
-        seen = _seen(case, ask, seq_len)
+        seen = self._seen(Task(case, seq_len or case.seq_len), ask)
         relevant = [seen.quantities[name] for name in match.quantities if name in seen.quantities]
         if not relevant or all(one.verdict in NO_VALUES for one in relevant):
             return None
@@ -226,23 +229,32 @@ class Investigator:
             ask = ways[0](target)
             if requested == case.requested or ask is None:
                 return ""
-            results = [_seen(case.replace(requested=requested), ask).quantities]
+            results = [self._try(target, case.replace(requested=requested), ask)]
         elif (case.name, target) in self.groups:
-            results = [outcome.quantities for outcome in self.groups[case.name, target]]
+            results = [
+                {name: judged.verdict for name, judged in outcome.quantities.items()}
+                for outcome in self.groups[case.name, target]
+            ]
         elif ask := next((found for way in ways if (found := way(target))), None):
-            results = [_seen(case, ask).quantities]
+            results = [self._try(target, case, ask)]
         else:
             return ""
         needed = [name for name in match.quantities if name in results[0]]
-        right = all(found[name].verdict == AGREES for found in results for name in needed)
+        right = all(found[name] == AGREES for found in results for name in needed)
         return option.sentence if needed and right else ""
 
+    def _try(self, backend: str, case: Case, ask: Ask) -> dict[str, str]:
+        """Return a backend's verdicts on a case; many findings share their workarounds, and each is run once."""
+        if (backend, case) not in self.tried:
+            seen = self._seen(Task(case, case.seq_len), ask)
+            self.tried[backend, case] = {name: judged.verdict for name, judged in seen.quantities.items()}
+        return self.tried[backend, case]
 
-def _seen(case: Case, ask: Ask, seq_len: int | None = None) -> Seen:
-    """Ask a backend for the case anew and judge what it says."""
-    task = Task(case, seq_len or case.seq_len)
-    known = truth(task)
-    return Seen(known, judge_reply(ask(task), known))
+    def _seen(self, task: Task, ask: Ask) -> Seen:
+        """Have a backend compute a task and judge what it says."""
+        if task not in self.truths:
+            self.truths[task] = truth(task)
+        return Seen(self.truths[task], judge_reply(ask(task), self.truths[task]))
 
 
 def _in_dtype(case: Case, dtype: str) -> Case | None:
