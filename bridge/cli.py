@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bridge.backends.base import Backend
     from bridge.backends.registry import Sources
     from bridge.comparison import Comparison
+    from bridge.timings import Timings
 
 EXIT_DISAGREEMENT, EXIT_BAD_INPUT, EXIT_NO_BACKEND, EXIT_INTERRUPTED = 1, 2, 3, 130
 
@@ -154,6 +155,7 @@ _FORMAT = click.option(
 @click.option("--matrix", is_flag=True, help="Run every version at hand and tell which shows which finding.")
 @click.option("--known", metavar="FILE", help="Accepted findings (TOML): tell what is new, and which have gone.")
 @click.option("--fail-on-disagreement", is_flag=True, help="Exit with 1 when anything disagrees; with --known, anew.")
+@click.option("--timings", "told", is_flag=True, help="Also print where the time went.")
 def compare(
     cases: tuple[str, ...],
     patterns: tuple[str, ...],
@@ -166,6 +168,7 @@ def compare(
     matrix: bool,
     known: str | None,
     fail_on_disagreement: bool,
+    told: bool,
     **sources: Any,
 ) -> None:
     """Feed cases to every backend and to the reference, and judge every gradient element.
@@ -178,8 +181,10 @@ def compare(
     """
     from bridge.known import load_known
     from bridge.report import terminal
+    from bridge.timings import Timings
 
     accepted = load_known(known) if known else ()
+    timings = Timings()
     comparison, unsaved = _run(
         cases,
         patterns or None,
@@ -187,12 +192,16 @@ def compare(
         sources,
         matrix=matrix,
         format=format,
+        timings=timings,
         timeout=timeout,
         loss_steps=loss_steps,
         jacobian=jacobian,
         relations=relations,
     )
-    _show(lambda: terminal.print_comparison(comparison, terminal.console(), None if unsaved else out))
+    with timings.phase("printing"):
+        _show(lambda: terminal.print_comparison(comparison, terminal.console(), None if unsaved else out))
+    if told:
+        terminal.print_timings(timings.phases, comparison.manifest["seconds"], terminal.console(stderr=True))
     if matrix:
         _show(lambda: terminal.print_matrix(comparison.matrix, terminal.console()))
     findings = comparison.sort(accepted)
@@ -242,6 +251,7 @@ def _run(
     skip: tuple[str, ...] = (),
     matrix: bool = False,
     format: str = "csv",
+    timings: Timings | None = None,
     **how: Any,
 ) -> tuple[Comparison, BadInputError | None]:
     """Check all input before anything is made, run with progress, save; what could not be saved can still be shown."""
@@ -249,8 +259,10 @@ def _run(
     from bridge.backends.registry import every_version, select
     from bridge.comparison import load_cases
     from bridge.report import terminal
-    from bridge.report.files import check_writable, write_csv
+    from bridge.report.files import check_writable, write_csv, write_report
+    from bridge.timings import Phase, Timings
 
+    timings = timings or Timings()
     loaded = load_cases(cases or None)
     places = _sources(**sources)
     backends = select(patterns, places)
@@ -260,16 +272,22 @@ def _run(
     _announce(backends)
     _interrupt_once()
     with terminal.TerminalProgress(terminal.console(stderr=True)) as progress:
+        timings.since_start("start: imports, cases, backends")
         comparison = bridge.compare(loaded, backends, progress=progress, **how)
+    timings.phases += [Phase(**one) for one in comparison.manifest["seconds"]["phases"]]
     run = click.get_current_context()
     told = {"kind": run.info_name, "command": run.meta["command"]}
     comparison = dataclasses.replace(comparison, manifest={**comparison.manifest, **told})
     try:
-        if matrix:
-            write_csv(comparison.matrix, Path(out) / "matrix.csv")
-        else:
-            (Path(out) / "matrix.csv").unlink(missing_ok=True)
-        comparison.save(out, skip, format)
+        with timings.phase("tables"):
+            if matrix:
+                write_csv(comparison.matrix, Path(out) / "matrix.csv")
+            else:
+                (Path(out) / "matrix.csv").unlink(missing_ok=True)
+            comparison.save(out, (*skip, "report"), format)
+        if "report" not in skip:
+            with timings.phase("report.html"):
+                write_report(Path(out))
     except BadInputError as error:
         return comparison, error
     return comparison, None

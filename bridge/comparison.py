@@ -24,6 +24,7 @@ from bridge.backends.registry import Sources, select
 from bridge.case import Case, load_case, shipped_cases
 from bridge.diagnosis import Ask, Finding, Investigator
 from bridge.errors import BadInputError
+from bridge.timings import Timings
 from bridge.tolerance import SAMPLES, SEED, Truth, truth
 from bridge.verdicts import NO_VALUES, WRONG, Outcome, judge_reply
 from bridge.workers import Worker, WorkerError
@@ -156,6 +157,7 @@ class Run:
         self.seconds: dict[str, dict[str, float]] = {backend.name: {} for backend in backends}
         self.stopping = threading.Event()
         self.truths: dict[int, Truth] = {}
+        self.timings = Timings()
 
     def go(self) -> Comparison:
         """Run everything and judge it; an interrupt ends the workers and keeps what is finished."""
@@ -167,23 +169,32 @@ class Run:
             for index, task in enumerate(self.tasks):
                 self.truths[index] = truth(task)
             reference[0] = time.monotonic() - began
+            import bridge.report.tables  # noqa: F401 - needed after the run; pandas takes its time, and here it is free
 
         findings: list[Finding] = []
         maps: list[JacobianMap] = []
         related: list[tuple[Case, list[tuple[str, Result]]]] = []
         try:
-            interrupted = self.collect(truths)
+            with self.timings.phase("asking every backend"):
+                interrupted = self.collect(truths)
             try:
-                outcomes = self._judge()
+                with self.timings.phase("judging"):
+                    outcomes = self._judge()
                 if not interrupted:
-                    findings = self._diagnose(outcomes)
-                    maps = self._maps() if self.jacobian else []
-                    related = self._relations() if self.relations else []
+                    with self.timings.phase("diagnosis"):
+                        findings = self._diagnose(outcomes)
+                    if self.jacobian:
+                        with self.timings.phase("Jacobian maps"):
+                            maps = self._maps()
+                    if self.relations:
+                        with self.timings.phase("relations"):
+                            related = self._relations()
             except KeyboardInterrupt:
                 interrupted = True
                 outcomes = self._judge()
         finally:
-            self.close()
+            with self.timings.phase("ending the workers"):
+                self.close()
         return Comparison(
             self.cases,
             outcomes,
@@ -329,7 +340,12 @@ class Run:
             "command": [],
             "gradbridge": bridge.__version__,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-            "seconds": {"total": time.time() - started, "reference": reference_seconds, "backends": self.seconds},
+            "seconds": {
+                "total": time.time() - started,
+                "phases": [dataclasses.asdict(phase) for phase in self.timings.phases],
+                "reference": reference_seconds,
+                "backends": self.seconds,
+            },
             "platform": {
                 "python": platform.python_version(),
                 "numpy": np.__version__,

@@ -109,6 +109,20 @@ def test_compare_prints_the_report_writes_the_files_and_sets_the_exit_code(tmp_p
     assert "\x1b" not in done.stdout + done.stderr
 
 
+def test_timings_go_beside_the_report_and_say_where_the_time_went(tmp_path):
+    args = ["compare", "flux-1547", "--backend", "flux-0.12.1/recur-*", "--no-live", "--out", tmp_path]
+    plain, told = gradbridge(*args), gradbridge(*args, "--timings", "--format", "parquet")
+    assert told.stdout == plain.stdout
+    rows = re.findall(r"^(\S.*?) +([0-9.]+) +([0-9.]+)$", told.stderr, re.MULTILINE)
+    phases = {name: float(seconds) for name, seconds, _ in rows}
+    assert {"asking every backend", "judging", "diagnosis", "tables", "report.html", "printing"} <= set(phases)
+    assert phases.pop("in all") == pytest.approx(sum(phases.values()), abs=0.01 * len(phases))
+    assert (tmp_path / "gradients.parquet").exists()
+    assert (tmp_path / "report.html").exists()
+    known = json.loads((tmp_path / "run.json").read_text())["seconds"]["phases"]
+    assert [one["name"] for one in known] == ["asking every backend", "judging", "diagnosis", "ending the workers"]
+
+
 @pytest.mark.live
 def test_no_backend_that_can_run_is_exit_code_3(tmp_path):
     require_mxnet()

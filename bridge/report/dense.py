@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from bridge.arithmetic import Array
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def groups(

@@ -8,12 +8,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from bridge.arithmetic import Array
 from bridge.report.dense import groups
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 WRONGLY_SAME, RIGHTLY_SAME, CHANGES = "wrongly same", "same, rightly", "changes"
 

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from bridge.diagnosis import Evidence, beside, how_well
 from bridge.verdicts import SHORT
 
 if TYPE_CHECKING:
     from typing import Any
+
+    import pandas as pd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +48,8 @@ def statements(findings: pd.DataFrame) -> list[Statement]:
 
 
 def _statement(clause: str, members: Sequence[Any]) -> Statement:
+    import pandas as pd
+
     backends = tuple(dict.fromkeys(row.backend for row in members))
     cases = tuple(dict.fromkeys(row.case for row in members))
     evidence = how_well(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -24,15 +24,17 @@ from bridge.matrix import FIXED
 from bridge.report.lengths import CHANGES, WRONGLY_SAME, by_length
 from bridge.report.narrow import print_table
 from bridge.report.sentences import abbreviated, reasons, statements
-from bridge.report.tables import input_gradients
 from bridge.verdicts import AGREES, NO_VALUES, SHORT
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from bridge.case import Case
     from bridge.diff import Change, Diff
     from bridge.kinds import Kind
     from bridge.relations import Result
     from bridge.sweep import Sweep
+    from bridge.timings import Phase
 
 PIPED_WIDTH = 100
 LEAST_WIDTH = 20
@@ -179,6 +181,8 @@ def print_missing(comparison: Comparison, console: Console) -> None:
 
 def print_comparison(comparison: Comparison, console: Console, folder: str | None) -> None:
     """Print the verdict table, the lengths' view, why backends are missing, and where the files are."""
+    from bridge.report.tables import input_gradients
+
     for case in comparison.cases:
         summary = comparison.summary
         print_verdicts(case, summary[summary["case"] == case.name], console)
@@ -198,6 +202,22 @@ def print_comparison(comparison: Comparison, console: Console, folder: str | Non
     console.print(f"{count or 'no'} disagreement{'s' * (count != 1)} (case x backend x quantity)", soft_wrap=True)
     if folder is not None:
         console.print(f"tables and report.html: {escape(folder)}", soft_wrap=True)
+
+
+def print_timings(phases: Sequence[Phase], seconds: Mapping[str, Any], console: Console) -> None:
+    """Print each phase's seconds, and beside them those of the processor in this process; then the workers' starts."""
+    total, processor = (sum(getattr(phase, name) for phase in phases) for name in ("seconds", "processor"))
+    table = Table("where the time went", box=None, pad_edge=False)
+    for head in ("seconds", "of CPU here"):
+        table.add_column(head, justify="right")
+    for phase in phases:
+        table.add_row(escape(phase.name), f"{phase.seconds:.2f}", f"{phase.processor:.2f}")
+    table.add_row("in all", f"{total:.2f}", f"{processor:.2f}")
+    console.print(table)
+    starts = [f"{name} {one['start']:.2f} s" for name, one in seconds["backends"].items() if one.get("start", 0) > 0.1]
+    if starts:
+        console.print(escape(f"started, side by side: {', '.join(starts)}"), soft_wrap=True)
+    console.print(f"the reference and its noise, meanwhile: {seconds['reference']:.2f} s", soft_wrap=True)
 
 
 class SweepProgress:
@@ -336,16 +356,21 @@ def print_verdicts(case: Case, summary: pd.DataFrame, console: Console) -> None:
     for name in ("backend", "quantity", "verdict", "worst error", "at"):
         table.add_column(name, no_wrap=name != "quantity", min_width=11 if name == "quantity" else None)
     shown = ""
-    for backend, rows in summary.groupby("backend", sort=False):
-        line, _, variant = str(backend).partition("/")
-        for verdict, same in rows.groupby("verdict", sort=False):
-            for group in _together(same, str(verdict)):
-                label = "all" if len(group) == len(rows) > 2 else " ".join(SHORT[name] for name in group["quantity"])
-                if verdict not in NO_VALUES:
-                    if line != shown:
-                        table.add_row(escape(f"{line}/"))
-                        shown = line
-                    table.add_row(f"  {escape(variant)}", label, _styled(str(verdict)), *_worst(group))
+    backends: dict[str, dict[str, list[Any]]] = {}
+    for row in summary.itertuples(index=False):
+        backends.setdefault(row.backend, {}).setdefault(row.verdict, []).append(row)
+    for backend, verdicts in backends.items():
+        line, _, variant = backend.partition("/")
+        count = sum(map(len, verdicts.values()))
+        for verdict, same in verdicts.items():
+            if verdict in NO_VALUES:
+                continue
+            for group in _together(same, verdict):
+                label = "all" if len(group) == count > 2 else " ".join(SHORT[row.quantity] for row in group)
+                if line != shown:
+                    table.add_row(escape(f"{line}/"))
+                    shown = line
+                table.add_row(f"  {escape(variant)}", label, _styled(verdict), *_worst(group))
     if table.row_count:
         print_table(table, console, names=False)
     for verdict, who, reason in reasons(summary):
@@ -353,26 +378,29 @@ def print_verdicts(case: Case, summary: pd.DataFrame, console: Console) -> None:
     console.print()
 
 
-def _together(same: pd.DataFrame, verdict: str) -> list[pd.DataFrame]:
+def _together(same: list[Any], verdict: str) -> list[list[Any]]:
     """Split one backend's rows of a verdict into lines: every error has its own, what has none shares one."""
-    if verdict in (AGREES, *NO_VALUES):
+    if verdict == AGREES:
         return [same]
-    known = same["max_abs_err"].notna()
-    alone = [same[same["quantity"] == name] for name in same["quantity"][known]]
-    return alone if known.all() else [*alone, same[~known]]
+    alone = [[row] for row in same if not math.isnan(row.max_abs_err)]
+    rest = [row for row in same if math.isnan(row.max_abs_err)]
+    return [*alone, rest] if rest else alone
 
 
 def _styled(verdict: str) -> str:
     return f"[{STYLES.get(verdict, 'yellow')}]{verdict}[/]"
 
 
-def _worst(group: pd.DataFrame) -> tuple[str, str]:
+def _worst(group: list[Any]) -> tuple[str, str]:
     """Worst error and its place."""
-    if group["max_abs_err"].isna().all():
-        return ("nothing" if group["reason"].str.startswith("nothing").all() else ""), ""
-    row = group.loc[group["max_abs_err"].idxmax()]
-    step = "" if pd.isna(row["worst_timestep"]) else f" t={row['worst_timestep']}"
-    return f"{row['max_abs_err']:.2g}, rel {row['max_rel_err']:.2g}", f"L={row['worst_seq_len']}{step}"
+    import pandas as pd
+
+    known = [row for row in group if not math.isnan(row.max_abs_err)]
+    if not known:
+        return ("nothing" if all(row.reason.startswith("nothing") for row in group) else ""), ""
+    row = max(known, key=lambda row: row.max_abs_err)
+    step = "" if pd.isna(row.worst_timestep) else f" t={row.worst_timestep}"
+    return f"{row.max_abs_err:.2g}, rel {row.max_rel_err:.2g}", f"L={row.worst_seq_len}{step}"
 
 
 def print_lengths(gradients: pd.DataFrame, console: Console) -> None:
