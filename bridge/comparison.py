@@ -265,10 +265,14 @@ class Run:
         groups: dict[str, list[Backend]] = {}
         for backend in self.backends:
             groups.setdefault(backend.group, []).append(backend)
-        executor = ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1), thread_name_prefix="backend")
+        starting = ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0)), thread_name_prefix="backend")
+        reading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recordings")  # while processes start
         try:
             with threadpool_limits(limits=1):  # workers keep the other cores busy; see DESIGN
-                futures = [executor.submit(self._feed, group) for group in groups.values()]
+                futures = [
+                    (reading if group[0].source == "recorded" else starting).submit(self._feed, group)
+                    for group in groups.values()
+                ]
                 meanwhile()
                 for future in futures:
                     future.result()
@@ -278,7 +282,8 @@ class Run:
                 return True
             raise
         finally:
-            executor.shutdown(wait=True, cancel_futures=True)
+            for executor in (starting, reading):
+                executor.shutdown(wait=True, cancel_futures=True)
         return False
 
     def _feed(self, group: list[Backend]) -> None:
