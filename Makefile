@@ -29,8 +29,8 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/fatou lint julia
-	$(BIN)/fatou format --check julia
+	$(BIN)/fatou lint julia bridge/templates/each.jl
+	$(BIN)/fatou format --check julia bridge/templates/each.jl
 
 results: $(STAMP)
 	GRADBRIDGE_CACHE=$(VENV)/cache $(BIN)/gradbridge compare --no-live --jacobian --out results/seed
@@ -47,7 +47,7 @@ matrix: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/fatou format julia
+	$(BIN)/fatou format julia bridge/templates/each.jl
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
