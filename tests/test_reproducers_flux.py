@@ -72,6 +72,8 @@ def test_every_variant_has_a_script_that_is_complete_julia(line, tmp_path):
                     assert text is None  # one global is one layer
                     continue
                 assert text is not None, (variant, case.name)
+                assert "\n\nend" not in text
+                assert "\n\n\n" not in text
                 (tmp_path / f"{variant}-{number}-{verdict}.jl").write_text(text)
     ran = subprocess.run([program, "lint", "."], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -505,8 +505,8 @@ class _Script:
             raise UnsupportedError("Flux 0.11 has one initial state for the whole batch")
 
     def literal(self, array: Array) -> str:
-        """A vector or matrix of the case's dtype."""
-        kind = self.case.dtype.capitalize()
+        """A vector or matrix of its dtype."""
+        kind = str(array.dtype).capitalize()
         if array.ndim == 1:
             return f"{kind}[{', '.join(map(_number, array))}]"
         if array.shape[1] == 1:
@@ -540,6 +540,7 @@ class _Script:
                 f"{cell}.state0" if self.line > 11 else f"({cell}.h, {cell}.c)" if lstm else f"{cell}.h"
             ),
             "several_recurs": recurs,
+            "names_of_recurs": ", ".join(f"m{suffix}" for suffix in self.suffixes),
             "warm": self._warm(),
             "either": name.api == "explicit" and self._kept_in_state(),
             "params": self._params(),
@@ -607,7 +608,8 @@ class _Script:
             return [f"{model}.layers[{place}].state" for place in places]
         if self.name.model == "recur":
             return [f"{model}{f'[{place}]' * self.many}.state" for place in places]
-        whole = {"m": f"{model}.state", "kept": "kept[]"}.get(model, model)
+        within = self.name.model == "closure" and self.name.holder in ("ref", "captured", "local-struct")
+        whole = "last_state()" if within else f"{model}.state" if model == "m" else model
         return [f"{whole}{f'[{place}]' * self.many}" for place in places]
 
     def _warm(self) -> str:
