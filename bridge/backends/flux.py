@@ -608,8 +608,7 @@ class _Script:
             return [f"{model}.layers[{place}].state" for place in places]
         if self.name.model == "recur":
             return [f"{model}{f'[{place}]' * self.many}.state" for place in places]
-        within = self.name.model == "closure" and self.name.holder in ("ref", "captured", "local-struct")
-        whole = "last_state()" if within else f"{model}.state" if model == "m" else model
+        whole = f"{model}.state" if model == "m" else model
         return [f"{whole}{f'[{place}]' * self.many}" for place in places]
 
     def _warm(self) -> str:
