@@ -13,9 +13,12 @@ from bridge.reproducers import Fault, Reproducer, Wanted, reproduce
 from bridge.shrinking import CALLS, shrink
 from bridge.space import sample
 from bridge.tolerance import truth
+from bridge.verdicts import NOT_FINITE
 
 _COMPILED = 120  # calls where every new element type, size of a stack or head is compiled first
 _CALLS = {CRASHED: 40, TIMED_OUT: 0}  # each costs a new process, or the whole time limit
+
+_LARGE = {"float32": 1e30, "float64": 1e40}  # what overflows where squares, or float32 intermediates, are formed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +60,8 @@ def reduce(assignment: Assignment, kinds: tuple[Kind, ...]) -> list[Reduced]:
 def _shrunk(bench: Bench, kind: Kind, assignment: Assignment) -> Task:
     task = sample(assignment.seed, kind.indices[0]).task
     usual = CALLS if bench.backends[kind.backend].varies else _COMPILED
-    return shrink(task, lambda smaller: shows(bench, kind, smaller), _CALLS.get(kind.verdict, usual))
+    sizes = (1.0, _LARGE[task.case.dtype]) if kind.verdict == NOT_FINITE else (1.0,)
+    return shrink(task, lambda smaller: shows(bench, kind, smaller), _CALLS.get(kind.verdict, usual), sizes)
 
 
 def shows(bench: Bench, kind: Kind, task: Task) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import hypothesis
+from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException, NoSuchExample
 
 from bridge.answers import Task
@@ -21,7 +22,7 @@ Shows = Callable[[Task], bool]
 """Whether a task shows the fault."""
 
 
-def shrink(task: Task, shows: Shows, calls: int = CALLS) -> Task:
+def shrink(task: Task, shows: Shows, calls: int = CALLS, sizes: Sequence[float] = (1.0,)) -> Task:
     """Return the smallest task found that shows the fault; ``task`` itself shows it.
 
     Mode, dtype, what is requested and how the backend is called stay as they are; layers, directions, steps, batch,
@@ -33,11 +34,12 @@ def shrink(task: Task, shows: Shows, calls: int = CALLS) -> Task:
     task : a task that shows it.
     shows : asks the backend.
     calls : how often at most.
+    sizes : what to multiply a readable sequence by, the simplest first.
     """
     best = _Best(task, shows, calls)
     case = task.case
     for bounds in _bounds(case):
-        strategy = cases(
+        drawn = cases(
             modes=[case.mode],
             dtypes=[case.dtype],
             requested=case.requested,
@@ -45,11 +47,16 @@ def shrink(task: Task, shows: Shows, calls: int = CALLS) -> Task:
             heads=list(dict.fromkeys(["ones", _head(case)])),
             **bounds,
         )
+        strategy = st.builds(_times, drawn, st.sampled_from(sizes))
         with contextlib.suppress(NoSuchExample, HypothesisException):
             hypothesis.find(strategy, best.shows, settings=_SETTINGS, random=random.Random(0))
         if best.found:
             break
     return best.task
+
+
+def _times(case: Case, size: float) -> Case:
+    return case if size == 1 else case.replace(x=case.x * size)
 
 
 class _Best:

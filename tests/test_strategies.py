@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from bridge.answers import Task
+from bridge.reference import gradients
 from bridge.shrinking import shrink
 from bridge.space import sample
 from bridge.strategies import cases
@@ -50,3 +51,19 @@ def test_shrinking_keeps_what_is_asked_and_finds_the_planted_bound():
 def test_what_no_smaller_case_shows_is_left_as_it_was():
     task = sample(0, 3).task
     assert shrink(task, lambda smaller: False, calls=30) is task
+
+
+def test_what_only_large_values_show_shrinks_among_large_values():
+    task = next(
+        one.task
+        for one in (sample(0, index) for index in range(500))
+        if (one.task.case.mode, one.task.case.dtype) == ("rnn_relu", "float64") and one.task.seq_len <= 4
+    )
+
+    def shows(smaller: Task) -> bool:
+        return bool(np.abs(gradients(smaller.case)["y"]).max() > np.finfo(np.float32).max)
+
+    found = shrink(task, shows, sizes=(1.0, 1e40))
+    case = found.case
+    assert (case.layers, found.seq_len, case.batch, case.hidden_size) == (1, 1, 1, 1)
+    assert 1e38 < np.abs(case.x).max() <= 1e40
