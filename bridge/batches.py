@@ -28,9 +28,6 @@ from bridge.verdicts import AGREES, DISAGREES, NOT_FINITE, NOT_REPEATABLE, Judge
 from bridge.workers import Worker, WorkerError
 
 BATCH = 20
-"""Cases that travel together."""
-
-BATCH = 20
 """Cases that travel together; one alone where a backend must compile nearly every case first."""
 
 TOO_MANY = 10
