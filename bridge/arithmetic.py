@@ -27,6 +27,9 @@ TINY = float(np.finfo(np.float64).tiny)
 _STRETCH = 2**19
 """The longest stretch of noise that is read from one place; a pool holds two of them."""
 
+_SHARED, _OWN = math.sqrt(1 / 4), math.sqrt(3 / 4)
+"""Parts of an error that all errors of its replica share, and that it has alone; their squares sum to 1."""
+
 
 def sigmoid(a: Array) -> tuple[Array, Array]:
     """Return the logistic function and its complement ``1 - sigmoid(a)``, both to relative accuracy in both tails."""
@@ -138,8 +141,13 @@ class Noisy:
     second part lets 16 sigma reach the bound ``u * n / 2 * |sum|`` of adding equal terms one after another (Higham,
     Accuracy and Stability of Numerical Algorithms, 2002, section 4.2), which all round the same way; derivatives of
     activations are formed from the rounded activation, as frameworks form them (``1 - h**2``, ``s * (1 - s)``), with
-    the cancellation that brings. The noise is read from a pool of random numbers, each time from a random place on: to
-    draw every number afresh would take several times as long as the arithmetic.
+    the cancellation that brings.
+
+    A quarter of each error's variance is that of one number which all errors of its replica share: equal steps,
+    sequences or units round alike, and their errors add up as independent ones would not. Where terms differ in sign,
+    relative errors that they share cancel as the terms do, and the noise hardly grows. The rest is read from a pool of
+    random numbers, each time from a random place on: to draw every number afresh would take several times as long as
+    the arithmetic.
 
     Parameters
     ----------
@@ -155,6 +163,8 @@ class Noisy:
     def __init__(self, unit: float, generator: np.random.Generator, replicas: int) -> None:
         self.unit, self.replicas = unit, replicas
         self._place = random.Random(int(generator.integers(2**32))).random
+        self._shared_error, self._shared_normal = generator.choice((-1.0, 1.0), (2, replicas, 1)) * _SHARED
+        self._shared_error *= unit / math.sqrt(3)  # the standard deviation of U(-u, u)
 
     def linear(self, weight: Array) -> Linear:
         """Return the product with a matrix, with summation noise, then rounded."""
@@ -172,19 +182,20 @@ class Noisy:
     def outer(self, left: Array, right: Array) -> Array:
         """Sum outer products over the batch, with summation noise, then rounded."""
         (a, rows), (b, columns) = (_squares(array[:, :1], -1) for array in (left, right))
-        product = outer(left, right)
-        spread = self._spread(np.sqrt(outer(a, b)) * outer(rows, columns), product[:1], left.shape[-1])
-        return self._noised(product, spread, (self.replicas, *product.shape[1:]))
+        product = outer(left, right).swapaxes(0, 1)
+        roots = (np.sqrt(outer(a, b)) * outer(rows, columns)).swapaxes(0, 1)
+        spread = self._spread(roots, product[:, :1], left.shape[-1])
+        return self._noised(product, spread, (len(product), self.replicas, product.shape[-1])).swapaxes(0, 1)
 
     def rounded(self, value: Array) -> Array:
         """Multiply by ``1 + u * U(-1, 1)``, in place."""
-        value *= self._read(_factors(self.unit), value.shape)
+        value += self._errors_of(value)
         return value
 
     def sigmoid(self, a: Array) -> tuple[Array, Array, Array]:
         """Return the logistic function, its complement and its derivative, all from the rounded function."""
         value, complement = sigmoid(a)
-        error = self._read(_errors(self.unit), a.shape) * value
+        error = self._errors_of(value)
         value += error
         complement -= error
         self.rounded(complement)
@@ -193,8 +204,14 @@ class Noisy:
     def tanh(self, a: Array) -> tuple[Array, Array]:
         """Return the hyperbolic tangent and its derivative, from the rounded function."""
         value = np.tanh(a)
-        error = self._read(_errors(self.unit), a.shape) * value
+        error = self._errors_of(value)
         return value + error, self.rounded(sech2(a) - error * (2 * value + error))
+
+    def _errors_of(self, value: Array) -> Array:
+        """Rounding errors of values; not factors ``1 + u * U(-1, 1)``, which would be rounded themselves."""
+        errors: Array = self._read(_errors(self.unit), value.shape) + self._shared_error
+        errors *= value
+        return errors
 
     def _spread(self, root: Array, total: Array, terms: int) -> Array:
         """Noise of sums of so many terms, from the root of their squares' sum and the sum itself."""
@@ -206,7 +223,8 @@ class Noisy:
 
     def _noised(self, product: Array, spread: Array, shape: tuple[int, ...]) -> Array:
         """Give the product normal noise of that spread, in all replicas, and round it."""
-        noise = self._read(_normals(), shape) * spread
+        noise = self._read(_normals(), shape) + self._shared_normal
+        noise *= spread
         noise += product
         return self.rounded(noise)
 
@@ -228,16 +246,9 @@ def _squares(array: Array, axis: int) -> tuple[Array, Array]:
 
 @functools.lru_cache(maxsize=2)
 def _errors(unit: float) -> Array:
-    """Relative errors ``u * U(-1, 1)``; kept apart from what they disturb, since ``1 + u`` is rounded itself."""
-    return np.random.default_rng(1).uniform(-unit, unit, 2 * _STRETCH)
-
-
-@functools.lru_cache(maxsize=2)
-def _factors(unit: float) -> Array:
-    factors: Array = 1 + _errors(unit)
-    return factors
+    return _OWN * np.random.default_rng(1).uniform(-unit, unit, 2 * _STRETCH)
 
 
 @functools.lru_cache(maxsize=1)
 def _normals() -> Array:
-    return np.random.default_rng(2).standard_normal(2 * _STRETCH)
+    return _OWN * np.random.default_rng(2).standard_normal(2 * _STRETCH)

@@ -7,7 +7,7 @@ from sensitivity import Caught
 
 import bridge
 from bridge.answers import Answer, Task
-from bridge.case import MODES
+from bridge.case import MODES, Case, Weights
 from bridge.tolerance import truth
 from bridge.verdicts import judge
 
@@ -32,6 +32,60 @@ def test_the_reference_in_the_cases_own_dtype_agrees():
         for quantity in case.quantities:
             judged = judge(quantity, Answer(ours[quantity]), known)
             assert judged.verdict == "agrees", (case, quantity, judged.reason)
+
+
+def one_after_another(terms):
+    """Sum over the first axis as a plain loop does: of equal terms, all the errors have one sign."""
+    return np.cumsum(terms, axis=0, dtype=np.float32)[-1]
+
+
+def plain_elman(case):
+    """A right gradient of a tanh network of one layer in float32, every sum one term after another."""
+    wi, wh, bi, bh = (array.astype(np.float32) for array in case.params[0][0])
+    x, h0, head = (array.astype(np.float32) for array in (case.x, case.h0[0], case.heads()[0]))
+
+    def times(columns, rows):
+        return one_after_another(columns.T[:, None] * rows.T[..., None])
+
+    h = [h0]
+    for step in x:
+        h.append(np.tanh(times(wi, step) + bi + times(wh, h[-1]) + bh))
+    dh, da, dx = np.zeros_like(h0), [], []
+    for t in reversed(range(len(x))):
+        da.insert(0, (head[t] + dh) * (1 - h[t + 1] ** 2))
+        dx.insert(0, times(wi.T, da[0]))
+        dh = times(wh.T, da[0])
+    rows, inputs, earlier = (np.concatenate(steps) for steps in (da, x, h[:-1]))
+    found = {
+        "dweight_ih": one_after_another(rows[..., None] * inputs[:, None]),
+        "dweight_hh": one_after_another(rows[..., None] * earlier[:, None]),
+        "dbias_ih": one_after_another(rows),
+        "dbias_hh": one_after_another(rows),
+    }
+    return {"y": np.stack(h[1:]), "dx": np.stack(dx), "dh0": dh[None]} | {k: ((v,),) for k, v in found.items()}
+
+
+def test_steps_sequences_and_units_that_round_alike_agree():
+    for index in range(400):
+        rng = np.random.default_rng([13, index])
+        steps, batch, inputs, hidden = (int(rng.integers(1, top)) for top in (41, 9, 33, 9))
+
+        def equal(*shape, rng=rng):
+            return np.full(shape, rng.integers(-10, 11) / 10)
+
+        case = Case(
+            name="equal",
+            mode="rnn_tanh",
+            dtype="float32",
+            x=equal(steps, batch, inputs),
+            params=((Weights(*(equal(hidden, n) / 10 for n in (inputs, hidden)), equal(hidden), equal(hidden)),),),
+            h0=equal(1, batch, hidden),
+            requested=("x", "params", "h0"),
+        )
+        known = truth(Task(case, steps))
+        for quantity, values in plain_elman(case).items():
+            judged = judge(quantity, Answer(values), known)
+            assert judged.verdict == "agrees", (index, quantity, judged.reason)
 
 
 def test_small_errors_are_caught_as_often_as_promised():
