@@ -116,7 +116,8 @@ class Case:
     source: str = ""
 
     def __post_init__(self) -> None:
-        _Validation(self).run()
+        with np.errstate(over="ignore"):  # what overflows in float32 is refused as not finite
+            _Validation(self).run()
 
     # -- sizes ---------------------------------------------------------------------------------------------------
 
@@ -467,40 +468,32 @@ class _Validation:
             raise self.refuse(key, "one of " + ", ".join(choices), _shown(value))
 
     def array(self, key: str, value: ArrayLike, shape: Sequence[int | None], letters: str) -> Array:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", np.VisibleDeprecationWarning)  # all that NumPy 1.23 says of ragged rows
-                given = np.asarray(value)
-        except (ValueError, np.VisibleDeprecationWarning):
-            raise self.refuse(key, f"an array of shape {letters}", "ragged rows") from None
-        except (TypeError, RuntimeError) as error:
-            raise self.refuse(key, "real numbers", f"{type(value).__name__} ({error})") from None
+        given = value if isinstance(value, np.ndarray) else self.parsed(key, value, letters)
         if given.dtype.kind not in "fiu":
             raise self.refuse(key, "real numbers", f"dtype {given.dtype}")
-        wanted = (
-            "("
-            + ", ".join(
-                name if size is None else str(size)
-                for name, size in zip(letters.strip("()").split(", "), shape, strict=True)
-            )
-            + ("," if len(shape) == 1 else "")
-            + ")"
-        )
         if given.ndim != len(shape) or any(
             size is not None and size != got for size, got in zip(shape, given.shape, strict=True)
         ):
-            meaning = "" if wanted == letters else f" {letters}"
-            raise self.refuse(key, f"shape {wanted}{meaning}", f"shape {given.shape}")
-        with np.errstate(over="ignore"):
-            stored: Array = np.array(given, dtype=self.case.dtype, order="C")
-        bad = np.argwhere(~np.isfinite(stored))
-        if len(bad):
-            index = tuple(int(i) for i in bad[0])
+            raise self.refuse(key, _shape(shape, letters), f"shape {given.shape}")
+        stored: Array = np.array(given, dtype=self.case.dtype, order="C")
+        fine = np.isfinite(stored)
+        if not fine.all():
+            index = tuple(int(i) for i in np.argwhere(~fine)[0])
             raise self.refuse(
                 key, f"finite {self.case.dtype} numbers", f"{given[index]} at [{', '.join(map(str, index))}]"
             )
         stored.setflags(write=False)
         return stored
+
+    def parsed(self, key: str, value: ArrayLike, letters: str) -> NDArray[Any]:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", np.VisibleDeprecationWarning)  # all that NumPy 1.23 says of ragged rows
+                return np.asarray(value)
+        except (ValueError, np.VisibleDeprecationWarning):
+            raise self.refuse(key, f"an array of shape {letters}", "ragged rows") from None
+        except (TypeError, RuntimeError) as error:
+            raise self.refuse(key, "real numbers", f"{type(value).__name__} ({error})") from None
 
     def optional(self, key: str, shape: tuple[int, ...], lstm_only: bool = False) -> None:
         value = getattr(self.case, key)
@@ -584,6 +577,14 @@ class _Validation:
             again = next(value for value in lengths if lengths.count(value) > 1)
             raise self.refuse("seq_lens", "each length once", f"{again} more than once")
         return tuple(int(value) for value in lengths)
+
+
+def _shape(sizes: Sequence[int | None], letters: str) -> str:
+    """Say which shape is wanted: the known sizes in numbers, and what all of them mean."""
+    names = letters.strip("()").split(", ")
+    words = [name if size is None else str(size) for name, size in zip(names, sizes, strict=True)]
+    wanted = f"({', '.join(words)}{',' * (len(words) == 1)})"
+    return f"shape {wanted}" + ("" if wanted == letters else f" {letters}")
 
 
 def _shown(value: Any) -> str:
