@@ -375,14 +375,15 @@ class MXNet:
         """
         self.poison += 1
         self._stir()
-        nd, library = self.mx.nd, self.mx.base._LIB
+        library, new, device = self.mx.base._LIB, self.mx.nd.ndarray._new_alloc_handle, self.mx.cpu()
         byte = 0x41 + self.poison % 6  # as a float32 between 12 and 13,000, as a float64 up to 4e30
-        held = [nd.empty((1024 * pages,)) for pages, blocks in _POOL.items() for _ in range(blocks)]
-        nd.waitall()
-        for array in held:  # filling them by an operator would cost ten times the gradients
-            place = ctypes.c_void_p()
-            library.MXNDArrayGetData(array.handle, ctypes.byref(place))
-            ctypes.memset(place, byte, 4 * array.size)
+        held = [(new((1024 * n,), device, False), 4096 * n) for n, blocks in _POOL.items() for _ in range(blocks)]
+        place = ctypes.c_void_p()
+        for handle, size in held:  # arrays, filled by an operator, would cost ten times the gradients
+            library.MXNDArrayGetData(handle, ctypes.byref(place))
+            ctypes.memset(place, byte, size)
+        for handle, _ in held:
+            library.MXNDArrayFree(handle)
 
     def _stir(self) -> None:
         """Call the operator as it was called last, with everything requested and other inputs."""
