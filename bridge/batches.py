@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, UNSUPPORTED, Reply, Task
-from bridge.backends.base import Backend, Session, WorkerSession
+from bridge.backends.base import Backend, ask_all
 from bridge.backends.registry import Sources, select
 from bridge.errors import BadInputError
 from bridge.faults import UNEXPLAINED, Matcher, Seen
@@ -83,7 +83,7 @@ class Bench:
         """Have a backend compute tasks; what it does not understand is ``unsupported``."""
         session, understood = self.sessions[name], self.backends[name].understands
         asked = [task for task in tasks if set(task.special) <= set(understood)]
-        replies = _replies(session, asked)
+        replies = ask_all(session, asked)
         for task in tasks:
             unknown = set(task.special) - set(understood)
             reason = f"this backend has no {' '.join(sorted(unknown))}"
@@ -97,12 +97,6 @@ class Bench:
         """End every session."""
         for session in self.sessions.values():
             session.stop()
-
-
-def _replies(session: Session, tasks: Sequence[Task]) -> Iterator[Reply]:
-    if isinstance(session, WorkerSession):
-        return session.worker.ask_all(tasks, session.variant)
-    return (session.ask(task) for task in tasks)
 
 
 _benches: list[Bench] = []

@@ -17,7 +17,7 @@ import numpy as np
 
 import bridge
 from bridge.answers import Reply, Task
-from bridge.backends.base import Backend
+from bridge.backends.base import Backend, ask_all
 from bridge.backends.callables import Function
 from bridge.backends.recorded import RecordedBackend
 from bridge.backends.registry import Sources, select
@@ -309,10 +309,9 @@ class Run:
         except WorkerError as error:
             row |= {"state": error.verdict, "reason": str(error)}
         self.seconds[backend.name]["start"] = time.monotonic() - began
-        for task in self.tasks:
-            if self.stopping.is_set():
-                return
-            reply = session.ask(task)
+        if self.stopping.is_set():
+            return
+        for reply in ask_all(session, self.tasks):
             if self.stopping.is_set():
                 return  # the reply is of a worker that was told to end
             self.replies[backend.name].append(reply)

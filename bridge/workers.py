@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 START_TIMEOUT = 120.0
 """Seconds a backend may take until it is ready, unless its launch says otherwise."""
 
+AHEAD = 4
+"""Tasks that lie at a worker, the one it computes among them: it need not wait for a parent that is busy."""
+
 _BOOT = """
 launch = channel.receive()
 import sys
@@ -99,27 +102,32 @@ class Worker:
         return next(self.ask_all([task], variant))
 
     def ask_all(self, tasks: Sequence[Task], variant: str = "") -> Iterator[Reply]:
-        """Have tasks computed one after another and yield the replies; all are sent ahead, so that it never waits.
+        """Have tasks computed one after another and yield the replies; some are sent ahead, so that it never waits.
 
         What dies or hangs costs its own task alone: the others are sent again, to a new process.
         """
-        done = 0
-        while done < len(tasks):
-            try:
-                self._ready()
-                for task in tasks[done:]:
-                    self._send({"task": task.to_plain(), "variant": variant})
-                while done < len(tasks):
-                    reply = Reply.from_plain(self._receive(self.timeout))
-                    done += 1
-                    yield reply
-            except (TimeoutError, WorkerError) as error:
-                verdict, reason = TIMED_OUT, f"no answer after {self.timeout:g} s"
-                if isinstance(error, WorkerError):
-                    verdict, reason = error.verdict, str(error)
+        done = sent = 0
+        try:
+            while done < len(tasks):
+                try:
+                    self._ready()
+                    while done < len(tasks):
+                        for task in tasks[sent : done + AHEAD]:
+                            self._send({"task": task.to_plain(), "variant": variant})
+                            sent += 1
+                        reply = Reply.from_plain(self._receive(self.timeout))
+                        done += 1
+                        yield reply
+                except (TimeoutError, WorkerError) as error:
+                    verdict, reason = TIMED_OUT, f"no answer after {self.timeout:g} s"
+                    if isinstance(error, WorkerError):
+                        verdict, reason = error.verdict, str(error)
+                    self.stop()
+                    sent = done = done + 1
+                    yield Reply.without_values(tasks[done - 1].case.quantities, verdict, reason)
+        finally:
+            if sent > done:  # nobody wants the rest, and the next task must not be given their replies
                 self.stop()
-                done += 1
-                yield Reply.without_values(tasks[done - 1].case.quantities, verdict, reason)
 
     def start(self) -> dict[str, str]:
         """Start the process if it does not run and return what the backend says of itself.
@@ -200,8 +208,10 @@ class Worker:
         self.info = message["info"]
 
     def _send(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # it is dead; what it still said is received first, then how it ended
-            self._channel.send(message)
+        channel = self._channel
+        if channel is not None:  # else another thread has stopped it, as receiving will tell
+            with contextlib.suppress(OSError):  # it is dead; what it still said is received first, then how it ended
+                channel.send(message)
 
     def _receive(self, timeout: float, starting: bool = False) -> Any:
         deadline = time.monotonic() + timeout

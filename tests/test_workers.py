@@ -13,7 +13,7 @@ import pytest
 import bridge
 from bridge.answers import Task
 from bridge.backends.base import LiveBackend
-from bridge.workers import Launch, Worker, WorkerError
+from bridge.workers import AHEAD, Launch, Worker, WorkerError
 
 HERE = str(Path(__file__).parent)
 
@@ -77,6 +77,27 @@ def test_a_process_that_died_between_two_tasks_is_a_crash_and_the_next_task_gets
     assert "SIGKILL" in worker.ask(task).answers["dx"].reason
     assert worker.ask(task).answers["dx"].verdict == ""
     worker.stop()
+
+
+def test_every_task_gets_its_own_reply_where_many_are_sent_ahead_and_some_kill_the_process():
+    tasks = [Task(case(called=f"{'kill' if n in (0, 5, 6) else 'fine'}-{n}"), 1 + n % 5) for n in range(4 * AHEAD)]
+    worker = Worker(launch("kill"), timeout=30)
+    for n, (task, reply) in enumerate(zip(tasks, worker.ask_all(tasks), strict=True)):
+        if n in (0, 5, 6):
+            assert "SIGKILL" in reply.answers["dx"].reason
+        else:
+            expected = bridge.reference.gradients(task.case, task.seq_len)["dx"]
+            assert reply.answers["dx"].values.tobytes() == expected.tobytes()
+    worker.stop()
+
+
+def test_replies_that_nobody_waited_for_are_not_given_to_the_next_task():
+    worker = Worker(launch("none"), timeout=30)
+    next(worker.ask_all([Task(case(), 5)] * (2 * AHEAD)))
+    reply = worker.ask(Task(case(), 2))
+    assert reply.answers["dx"].values.shape == case().x[:2].shape
+    worker.stop()
+    assert not children()
 
 
 def test_an_interpreter_that_is_not_there_is_unavailable():

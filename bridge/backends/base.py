@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from bridge.answers import UNAVAILABLE, Reply, Task
@@ -25,6 +25,13 @@ class Session(Protocol):
 
     def stop(self) -> None:
         """End at once. Safe from any thread."""
+
+
+def ask_all(session: Session, tasks: Sequence[Task]) -> Iterator[Reply]:
+    """Compute tasks one after another; a worker has the next ones at hand already."""
+    if isinstance(session, WorkerSession):
+        return session.worker.ask_all(tasks, session.variant)
+    return map(session.ask, tasks)
 
 
 class Backend(Protocol):
