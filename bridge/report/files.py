@@ -153,11 +153,13 @@ def _as_csv(batch: pa.RecordBatch, quoting: str) -> pa.Buffer:
 
 
 def _parquet(batches: Iterable[pa.RecordBatch], file: IO[bytes]) -> None:
+    import pyarrow as pa
     from pyarrow import parquet
 
     rest = iter(batches)
     first = next(rest)
-    with parquet.ParquetWriter(file, first.schema, compression="zstd") as writer:
+    repeating = [field.name for field in first.schema if not pa.types.is_floating(field.type)]
+    with parquet.ParquetWriter(file, first.schema, compression="zstd", use_dictionary=repeating) as writer:
         for batch in itertools.chain([first], rest):
             writer.write_batch(batch)
 
