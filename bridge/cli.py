@@ -155,7 +155,7 @@ _FORMAT = click.option(
 @click.option("--matrix", is_flag=True, help="Run every version at hand and tell which shows which finding.")
 @click.option("--known", metavar="FILE", help="Accepted findings (TOML): tell what is new, and which have gone.")
 @click.option("--fail-on-disagreement", is_flag=True, help="Exit with 1 when anything disagrees; with --known, anew.")
-@click.option("--timings", "told", is_flag=True, help="Also print where the time went.")
+@click.option("--timings", "show_timings", is_flag=True, help="Also print where the time went, on the standard error.")
 def compare(
     cases: tuple[str, ...],
     patterns: tuple[str, ...],
@@ -168,7 +168,7 @@ def compare(
     matrix: bool,
     known: str | None,
     fail_on_disagreement: bool,
-    told: bool,
+    show_timings: bool,
     **sources: Any,
 ) -> None:
     """Feed cases to every backend and to the reference, and judge every gradient element.
@@ -181,18 +181,15 @@ def compare(
     """
     from bridge.known import load_known
     from bridge.report import terminal
-    from bridge.timings import Timings
 
     accepted = load_known(known) if known else ()
-    timings = Timings()
-    comparison, unsaved = _run(
+    comparison, unsaved, timings = _run(
         cases,
         patterns or None,
         out,
         sources,
         matrix=matrix,
         format=format,
-        timings=timings,
         timeout=timeout,
         loss_steps=loss_steps,
         jacobian=jacobian,
@@ -200,7 +197,7 @@ def compare(
     )
     with timings.phase("printing"):
         _show(lambda: terminal.print_comparison(comparison, terminal.console(), None if unsaved else out))
-    if told:
+    if show_timings:
         terminal.print_timings(timings.phases, comparison.manifest["seconds"], terminal.console(stderr=True))
     if matrix:
         _show(lambda: terminal.print_matrix(comparison.matrix, terminal.console()))
@@ -230,7 +227,8 @@ def flux(cases: tuple[str, ...], out: str, format: str, timeout: float | None, *
     from bridge.report import files, terminal
 
     chosen = cases or tuple(name for name in bridge.shipped_cases() if name.startswith("flux-"))
-    comparison, unsaved = _run(chosen, ("flux-*",), out, sources, ("pairs", "report"), format=format, timeout=timeout)
+    skip = ("pairs", "report")
+    comparison, unsaved, _ = _run(chosen, ("flux-*",), out, sources, skip, format=format, timeout=timeout)
     investigation = Investigation(comparison)
     if unsaved is None:
         try:
@@ -251,9 +249,8 @@ def _run(
     skip: tuple[str, ...] = (),
     matrix: bool = False,
     format: str = "csv",
-    timings: Timings | None = None,
     **how: Any,
-) -> tuple[Comparison, BadInputError | None]:
+) -> tuple[Comparison, BadInputError | None, Timings]:
     """Check all input before anything is made, run with progress, save; what could not be saved can still be shown."""
     import bridge
     from bridge.backends.registry import every_version, select
@@ -262,7 +259,7 @@ def _run(
     from bridge.report.files import check_writable, write_csv, write_report
     from bridge.timings import Phase, Timings
 
-    timings = timings or Timings()
+    timings = Timings()
     loaded = load_cases(cases or None)
     places = _sources(**sources)
     backends = select(patterns, places)
@@ -289,8 +286,8 @@ def _run(
             with timings.phase("report.html"):
                 write_report(Path(out))
     except BadInputError as error:
-        return comparison, error
-    return comparison, None
+        return comparison, error, timings
+    return comparison, None, timings
 
 
 def _finish(comparison: Comparison, unsaved: BadInputError | None) -> None:
