@@ -58,7 +58,9 @@ _WAYS = {
     "unrolled": "gluon cells unrolled step by step, no RNN operator",
 }
 _POOL = {1: 48, 2: 8, **dict.fromkeys(range(3, 33), 2), 64: 2, 128: 2, 256: 2}
-"""Blocks to disturb, by their size in pages of 4 KiB: the pool keeps what is freed by that."""
+"""Blocks to disturb, by their size in pages: the pool keeps what is freed by that, and hands out no other size."""
+
+_PAGE = 4096
 
 _REFUSAL = re.compile(r"not (?:yet )?(?:be )?(?:supported|implemented|available)|unsupported|only supports?\b", re.I)
 
@@ -350,6 +352,7 @@ class MXNet:
 
         self.mx = mxnet
         self.poison = 0
+        self.largest = 0
         self.last: tuple[Task, str] | None = None
         features = mxnet.runtime.Features()
         self.onednn = any(name in features and features.is_enabled(name) for name in ("ONEDNN", "MKLDNN"))
@@ -377,7 +380,8 @@ class MXNet:
         self._stir()
         library, new, device = self.mx.base._LIB, self.mx.nd.ndarray._new_alloc_handle, self.mx.cpu()
         byte = 0x41 + self.poison % 6  # as a float32 between 12 and 13,000, as a float64 up to 4e30
-        held = [(new((1024 * n,), device, False), 4096 * n) for n, blocks in _POOL.items() for _ in range(blocks)]
+        sizes = [pages * _PAGE for pages, blocks in _POOL.items() for _ in range(blocks)]
+        held = [(new((size // 4,), device, False), size) for size in sizes if size <= self.largest]
         place = ctypes.c_void_p()
         for handle, size in held:  # arrays, filled by an operator, would cost ten times the gradients
             library.MXNDArrayGetData(handle, ctypes.byref(place))
@@ -407,6 +411,7 @@ class MXNet:
         if kernel == "onednn" and not self.onednn:
             raise UnsupportedError("this MXNet is built without oneDNN; it would run its native kernel instead")
         self.last = (task, variant) if way != "unrolled" else None
+        self.largest = max(self.largest, _largest(case))
         try:
             return self.ways[way](task)
         except self.mx.base.MXNetError as error:
@@ -608,6 +613,18 @@ class MXNet:
 
 
 _GLUON_NAMES = ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias")
+
+
+def _largest(case: Case) -> int:
+    """Return no less than the bytes of the largest block that a call for the case takes from the pool, in whole pages.
+
+    That is the parameters', or what the operator keeps for its backward pass, most of all for a GRU of L layers: (9 L +
+    6) T B D H + 9 B D H + 6 T H numbers (``GetRNNReserveSpaceSize`` in ``src/operator/rnn-inl.h``).
+    """
+    width = max(case.input_size, case.hidden_size)
+    kept = (9 * case.layers + 12) * (case.seq_len + 1) * case.batch * case.directions * width
+    params = sum(array.size for directions in case.params for weights in directions for array in weights)
+    return -(-max(kept, params) * case.x.itemsize // _PAGE) * _PAGE
 
 
 def _request(task: Task) -> str:
