@@ -169,7 +169,7 @@ class Run:
             for index, task in enumerate(self.tasks):
                 self.truths[index] = truth(task)
             reference[0] = time.monotonic() - began
-            import bridge.report.tables  # noqa: F401 - needed after the run; pandas takes its time, and here it is free
+            import bridge.report.html  # noqa: F401 - needed after the run; pandas and jinja2 take their time: here free
 
         findings: list[Finding] = []
         maps: list[JacobianMap] = []

@@ -362,8 +362,8 @@ def _worst(found: Sequence[Block]) -> dict[str, Any]:
 
 
 def _largest(arrays: Sequence[Array]) -> float:
-    known = [float(np.nanmax(array)) for array in arrays if not np.isnan(array).all()]
-    return max(known, default=float("nan"))
+    """Return the largest of what is not NaN; NaN where nothing is."""
+    return float(np.fmax.reduce([np.fmax.reduce(array, axis=None) for array in arrays], initial=np.nan))
 
 
 def _where(quantity: str, members: Sequence[tuple[Outcome, Judged]]) -> dict[str, Any]:
