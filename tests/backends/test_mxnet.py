@@ -135,6 +135,23 @@ def close(found, truth, tolerance):
         np.testing.assert_allclose(found, truth, rtol=0, atol=tolerance * max(1.0, np.abs(truth).max()))
 
 
+@pytest.mark.parametrize(
+    "sizes", [{"T": 1, "B": 1, "I": 1, "H": 1}, {"T": 8, "B": 1, "I": 2, "H": 30}, {"T": 40, "I": 50}]
+)
+def test_no_block_of_the_operator_is_larger_than_what_is_disturbed(sizes):
+    for index, mode in enumerate(("rnn_tanh", "lstm", "gru") * 4):
+        case = random_case(np.random.default_rng(index), mode=mode, layers=1 + index // 3 % 2, **sizes)
+        length, batch, hidden, ways = case.seq_len, case.batch, case.hidden_size, case.directions
+        units = length * batch * hidden * ways
+        kept = {  # GetRNNReserveSpaceSize of MXNet's src/operator/rnn-inl.h
+            "lstm": units * (case.layers * 7 - 1),
+            "gru": units * (case.layers * 9 + 6) + batch * hidden * ways * 9 + hidden * length * 6,
+            "rnn_tanh": units * (case.layers * 6 + 1) + batch * hidden * ways * 3 + hidden * length * 2,
+        }[mode]
+        largest = max(kept, case.x.size, units, mxnet.flatten(case.params).size) * case.x.itemsize
+        assert largest <= mxnet._largest(case)
+
+
 def test_flat_parameter_vector_round_trips_and_has_weights_before_biases():
     case = random_case(np.random.default_rng(0), mode="lstm", layers=2, bidirectional=True, I=3, H=4)
     vector = mxnet.flatten(case.params)
