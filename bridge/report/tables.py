@@ -408,22 +408,24 @@ def _paired(outcomes: Sequence[Outcome]) -> Iterator[Part]:
                 for outcome in members
                 if quantity in outcome.quantities and outcome.quantities[quantity].has_values
             ]
-            for summed in (False, True):
-                alike = [(outcome, judged) for outcome, judged in having if judged.batch_summed == summed]
-                if len(alike) > 1:
-                    yield from _pairs_of(quantity, alike)
+            alike = [
+                (one, other)
+                for one, other in itertools.combinations(range(len(having)), 2)
+                if having[one][1].batch_summed == having[other][1].batch_summed
+            ]
+            for _, pairs in itertools.groupby(alike, key=lambda pair: having[pair[0]][1].batch_summed):
+                yield from _pairs_of(quantity, having, np.array(list(pairs)))
 
 
-def _pairs_of(quantity: str, having: Sequence[tuple[Outcome, Judged]]) -> Iterator[Part]:
-    """Compare every two of some backends' values of one shape, as many pairs at a time as stay within bounds."""
+def _pairs_of(quantity: str, having: Sequence[tuple[Outcome, Judged]], pairs: Array) -> Iterator[Part]:
+    """Compare pairs of backends whose values have one shape, as many at a time as stay within bounds."""
     task, names = having[0][0].task, tuple(outcome.backend for outcome, _ in having)
     rows = task.seq_len if quantity in SEQUENCES else 1
     values, tolerances = ([_flat(judged, name, rows) for _, judged in having] for name in ("value", "tolerance"))
-    at_once = max(1, ROWS // values[0].size)
+    at_once = max(1, ROWS // values[pairs[0, 0]].size)
     key = {name: value for name, value in _key(having[0][0], quantity).items() if name != "backend"}
-    first, second = np.triu_indices(len(having), 1)
-    for start in range(0, len(first), at_once):
-        ones, others = first[start : start + at_once], second[start : start + at_once]
+    for start in range(0, len(pairs), at_once):
+        ones, others = pairs[start : start + at_once].T
         with np.errstate(all="ignore"):
             difference = np.abs(_stack(values, ones) - _stack(values, others))
             slack = _stack(tolerances, ones) + _stack(tolerances, others)
