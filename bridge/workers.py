@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import shlex
 import shutil
@@ -52,6 +53,7 @@ class Launch:
     python : the interpreter; this one by default.
     path : folders put before its ``sys.path``.
     start_timeout : seconds until it must be ready.
+    lifetime : answers after which a new process is started for the next tasks, where the framework loses memory.
     """
 
     module: str
@@ -60,6 +62,7 @@ class Launch:
     python: str = sys.executable
     path: tuple[str, ...] = ()
     start_timeout: float = START_TIMEOUT
+    lifetime: float = math.inf
 
 
 class WorkerError(Exception):
@@ -96,6 +99,7 @@ class Worker:
         self._process: psutil.Process | None = None
         self._log: Path | None = None
         self._lock = threading.Lock()
+        self._answered = 0
 
     def ask(self, task: Task, variant: str = "") -> Reply:
         """Have a variant of the backend compute one task; death and hang are verdicts, never exceptions."""
@@ -117,6 +121,7 @@ class Worker:
                             sent += 1
                         reply = Reply.from_plain(self._receive(self.timeout))
                         done += 1
+                        self._answered += 1
                         yield reply
                 except (TimeoutError, WorkerError) as error:
                     verdict, reason = TIMED_OUT, f"no answer after {self.timeout:g} s"
@@ -163,8 +168,11 @@ class Worker:
     def _ready(self) -> None:
         if self.broken is not None:
             raise self.broken
+        if self._answered >= self.launch.lifetime:
+            self.stop()
         if self._channel is not None:
             return
+        self._answered = 0
         try:
             self._start()
         except WorkerError as error:

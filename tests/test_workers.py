@@ -68,6 +68,17 @@ def test_a_backend_that_cannot_start_says_why_once_and_the_others_run():
     assert list(verdicts["faulty-1/none"]) == ["agrees"]
 
 
+def test_a_process_that_has_given_its_answers_makes_room_for_a_new_one():
+    worker = Worker(launch("none", lifetime=2), timeout=30)
+    processes = []
+    for count in (1, 1, 1, 3, 1):
+        assert all(reply.answers["dx"].verdict == "" for reply in worker.ask_all([Task(case(), 5)] * count))
+        processes.append(worker._process.pid)
+    assert len(set(processes)) == 3
+    assert processes[0] == processes[1] != processes[2] == processes[3] != processes[4]
+    worker.stop()
+
+
 def test_a_process_that_died_between_two_tasks_is_a_crash_and_the_next_task_gets_a_new_one():
     worker = Worker(launch("none"), timeout=30)
     task = Task(case(), 5)
