@@ -104,8 +104,11 @@ class Stops:
         self._streaks: dict[str, int] = {}
 
     def feed(self, row: Row) -> Row:
-        """Take the next row and return it without what stopped backends were still asked."""
-        kept = {backend: result for backend, result in row["results"].items() if backend not in self.reasons}
+        """Take the next row and return it without what stopped backends were still asked, in the order of their names.
+
+        Which backend answers first is chance, and must not show.
+        """
+        kept = {backend: result for backend, result in sorted(row["results"].items()) if backend not in self.reasons}
         for backend, result in kept.items():
             ended = result["verdict"] in (CRASHED, TIMED_OUT)
             self._streaks[backend] = self._streaks.get(backend, 0) + 1 if ended else 0

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 import hypothesis
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException, NoSuchExample
 
@@ -56,7 +57,7 @@ def shrink(task: Task, shows: Shows, calls: int = CALLS, sizes: Sequence[float] 
 
 
 def _times(case: Case, size: float) -> Case:
-    return case if size == 1 else case.replace(x=case.x * size)
+    return case if size == 1 else case.replace(x=np.rint(10 * case.x) * (size / 10))  # of tenths, so that it reads well
 
 
 class _Best:

@@ -98,6 +98,13 @@ def test_ten_crashes_in_a_row_stop_the_backend_alone():
     assert "gone" in stops.reasons["a"]
 
 
+def test_which_backend_answers_first_does_not_show():
+    results = {name: {"verdict": "agrees", "reason": "", "symptoms": []} for name in ("a", "b", "c")}
+    other = dict(reversed(results.items()))
+    rows = [[kinds.Stops().feed({"index": 0, "digest": "", "features": {}, "results": r})] for r in (results, other)]
+    assert kinds.rows_for_table(rows[0]) == kinds.rows_for_table(rows[1])
+
+
 def same_files(one, other):
     for name in TABLES:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
