@@ -3,9 +3,11 @@
 """
 What the loss reads: `heads[t] .* y[t]` summed over every output, or output `step` only when it is
 not 0, and the same for the last states, one `hn[l]` (and `cn[l]`) per layer, where they are given.
+`whole` holds the heads once more, features x batch x time.
 """
 struct Loss{T, M <: AbstractMatrix{T}}
     heads::Vector{M}
+    whole::Array{T, 3}
     step::Int
     hn::Vector{M}
     cn::Vector{M}
@@ -90,7 +92,7 @@ end
 "The loss of a features x batch x time array."
 function score_array(ys, loss)
     loss.step == 0 || return weighed(loss.heads[loss.step], ys[:, :, loss.step])
-    return weighed(cat(loss.heads...; dims = 3), ys)
+    return weighed(loss.whole, ys)
 end
 
 # ---- a model of Flux that is a global

@@ -9,10 +9,18 @@ function to_steps(T, x)
     return [Matrix{T}(permutedims(x[t, :, :])) for t in axes(x, 1)]
 end
 
-"a vector of features x batch matrices to (time, batch, features)"
-function from_steps(steps)
-    return permutedims(cat(steps...; dims = 3), (3, 2, 1))
+"Matrices as one array, the third index counting them; a splatted `cat` is compiled anew for every count."
+function stacked(matrices)
+    T = reduce(promote_type, map(eltype, matrices))
+    whole = Array{T}(undef, size(matrices[1])..., length(matrices))
+    for (i, matrix) in enumerate(matrices)
+        whole[:, :, i] = matrix
+    end
+    return whole
 end
+
+"a vector of features x batch matrices to (time, batch, features)"
+from_steps(steps) = permutedims(stacked(steps), (3, 2, 1))
 
 "(layers, batch, hidden) to a vector of hidden x batch matrices"
 to_layers(T, state) = [Matrix{T}(permutedims(state[l, :, :])) for l in axes(state, 1)]
@@ -55,7 +63,7 @@ function state_gradient(per_layer)
     if per_layer[1] isa AbstractVector
         return permutedims(reduce(hcat, per_layer))
     end
-    return permutedims(cat(per_layer...; dims = 3), (3, 2, 1))
+    return permutedims(stacked(per_layer), (3, 2, 1))
 end
 
 turned(::Nothing) = nothing
@@ -198,8 +206,8 @@ per_cell(g, n) = n == 1 ? Any[unref(g)] : Any[item(field(g, :cells), l) for l in
 
 "The sequence as the application wants it: steps, features x batch x time, or features x time x batch."
 function sequence(v::Variant, xs)
-    v.application == :array3d && return cat(xs...; dims = 3)
-    v.application == :sequence && return permutedims(cat(xs...; dims = 3), (1, 3, 2))
+    v.application == :array3d && return stacked(xs)
+    v.application == :sequence && return permutedims(stacked(xs), (1, 3, 2))
     return xs
 end
 
@@ -487,7 +495,14 @@ function gradients(;
     v = VARIANTS[variant]
     T = eltype(x)
     step = loss_step === nothing ? 0 : Int(loss_step)
-    loss = Loss(to_steps(T, head), step, to_layers(T, head_hn), to_layers(T, head_cn))
+    heads = to_steps(T, head)
+    loss = Loss(
+        heads,
+        stacked(heads),
+        step,
+        to_layers(T, head_hn),
+        to_layers(T, head_cn),
+    )
     given = Run(
         mode,
         [Matrix{T}(w) for w in weight_ih],
