@@ -14,6 +14,9 @@ from bridge.case import Case, pack, unpack
 SPECIAL = ("accumulate", "training", "malformed")
 """Fields of :class:`Task` that not every backend understands."""
 
+WROTE_INTO = "wrote into its input"
+"""How a note on an input that a framework wrote into goes on, after the framework and before the input's name."""
+
 UNSUPPORTED, CRASHED, TIMED_OUT, UNAVAILABLE = "unsupported", "crashed", "timed out", "unavailable"
 
 

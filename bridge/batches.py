@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, UNSUPPORTED, Reply, Task
+from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, UNSUPPORTED, WROTE_INTO, Reply, Task
 from bridge.backends.base import Backend, ask_all
 from bridge.backends.registry import Sources, select
 from bridge.errors import BadInputError
@@ -219,7 +219,8 @@ def examine(
     for ending in (CRASHED, TIMED_OUT):
         if dead := tuple(name for name, one in judged.items() if one.verdict == ending):
             symptoms.append(_symptom(ending, re.sub(r"\d+", "#", judged[dead[0]].reason), dead, math.nan))
-    symptoms += [_symptom(DISAGREES, OVERWRITTEN, (note.split()[-1],), math.nan) for note in reply.notes]
+    written = [note.partition(WROTE_INTO)[2].strip() for note in reply.notes if WROTE_INTO in note]
+    symptoms += [_symptom(DISAGREES, OVERWRITTEN, (name,), math.nan) for name in written]
     return {"verdict": verdict, "reason": reason, "symptoms": symptoms}
 
 

@@ -1,5 +1,6 @@
 """A sweep finds planted faults and nothing in right gradients, survives kills, and gives the same files each time."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -17,11 +18,12 @@ from planted_backend import Here, planted
 import bridge
 from bridge import batches, kinds
 from bridge.backends.registry import Sources
-from bridge.batches import Assignment, run_batch
+from bridge.batches import Assignment, examine, run_batch
 from bridge.errors import BadInputError
-from bridge.faults import CATALOGUE
+from bridge.faults import CATALOGUE, Matcher
 from bridge.space import sample
 from bridge.sweep import sweep
+from bridge.tolerance import truth
 
 HERE = os.path.dirname(__file__)
 TABLES = ("cases.csv", "findings.csv")
@@ -86,6 +88,20 @@ def test_accepted_shapes_and_deaths_are_findings(tmp_path):
     assert kind.verdict == "crashed"
     assert kind.condition.text == "mode == gru"
     assert set(found.cases.loc[found.cases["mode"] == "gru", "reason"]) == {"the process ended with exit code 7"}
+
+
+def test_of_a_backends_notes_only_an_overwritten_input_is_a_finding():
+    plan = assignment(Here(""))
+    task = next(one.task for one in (sample(1, index) for index in range(50)) if not one.task.special)
+    with batches.bench_of(plan) as bench:
+        reply = bench.ask(plan.names[0], task)
+
+    def found(note):
+        noted = dataclasses.replace(reply, notes=(note,))
+        return [one["fault"] for one in examine("here", task, truth(task), noted, Matcher())["symptoms"]]
+
+    assert found("MXNet wrote into its input h0") == [batches.OVERWRITTEN]
+    assert found("started from the state that an earlier call left behind, as this variant asks") == []
 
 
 def test_ten_crashes_in_a_row_stop_the_backend_alone():

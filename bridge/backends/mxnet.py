@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.answers import SPECIAL, Answer, Reply, Task
+from bridge.answers import SPECIAL, WROTE_INTO, Answer, Reply, Task
 from bridge.arithmetic import Array
 from bridge.backends.base import LiveBackend
 from bridge.case import GATES, PARAM_NAMES, REQUESTABLE, Case, Weights
@@ -446,7 +446,7 @@ class MXNet:
             answers[quantity] = Answer(value if isinstance(value, (tuple, np.ndarray)) else value.asnumpy())
         self.mx.nd.waitall()  # what else may be raised late belongs to this task
         notes = tuple(
-            f"MXNet wrote into its input {name}"
+            f"MXNet {WROTE_INTO} {name}"
             for name, array in handed.items()
             if array.asnumpy().tobytes() != np.ascontiguousarray(given[name], case.dtype).tobytes()
         )

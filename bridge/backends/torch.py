@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bridge.answers import SPECIAL, Answer, Reply, Task
+from bridge.answers import SPECIAL, WROTE_INTO, Answer, Reply, Task
 from bridge.backends.base import LiveBackend
 from bridge.case import DTYPES, PARAM_NAMES, REQUESTABLE
 from bridge.errors import BadInputError, UnsupportedError
@@ -199,7 +199,7 @@ class Torch:
         if "params" in case.requested:
             answers |= {f"d{name}": Answer(self._gradients(module, name, case)) for name in PARAM_NAMES}
         notes = tuple(
-            f"PyTorch wrote into its input {name}"
+            f"PyTorch {WROTE_INTO} {name}"
             for name, tensor in tensors.items()
             if tensor.detach().numpy().tobytes() != np.ascontiguousarray(given[name]).tobytes()
         )
