@@ -44,6 +44,9 @@ MANAGED = {"0.14": "0.14.25", "0.16": "0.16.5"}
 JIT_TIMEOUT = 600.0
 """Seconds a task may take by default: the first call of a variant is compiled."""
 
+INTERPRET = "GRADBRIDGE_FLUX_INTERPRET"
+"""Environment variable; where it is set, Julia interprets what it would compile for a single question."""
+
 TELLING = (
     "recur-broadcast-implicit",
     "recur-broadcast-explicit",
@@ -732,6 +735,8 @@ class Flux:
         main.seval("using FluxBridge")
         self.vector = main.seval("(arrays...) -> Any[arrays...]")  # a Python list would reach Julia 1.5 unconverted
         self.bridge = main.FluxBridge
+        if os.environ.get(INTERPRET):
+            self.bridge.interpret()
         versions = {str(key): str(value) for key, value in dict(self.bridge.versions()).items()}
         self.info = {
             "framework": "flux",

@@ -540,6 +540,20 @@ function versions()
     )
 end
 
+"""
+From now on interpret what is not compiled yet of this package, Zygote, its rules and Base. Where nearly
+every question meets new types this costs less than compiling; the values stay the same. Julia before
+1.6 cannot, and goes on compiling.
+"""
+function interpret()
+    VERSION < v"1.6" && return nothing
+    for m in (@__MODULE__, Zygote, Zygote.ChainRules, Zygote.ChainRulesCore, Base)
+        # what `Base.Experimental.@compiler_options compile = min` stands for inside a module
+        Core.eval(m, Expr(:meta, :compile, 3))
+    end
+    return nothing
+end
+
 const POISON = Ref(12345.678)
 
 """

@@ -114,3 +114,9 @@ end
         end
     end
 end
+
+# The last: nothing that is new is compiled from here on.
+@testset "interpreted, $mode" for mode in ("rnn_relu", "lstm")
+    FluxBridge.interpret()
+    check_all(RIGHT_EXPLICIT, a_case(mode; same_state = true, layers = 3))
+end
