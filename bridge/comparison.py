@@ -265,7 +265,7 @@ class Run:
         groups: dict[str, list[Backend]] = {}
         for backend in self.backends:
             groups.setdefault(backend.group, []).append(backend)
-        starting = ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0)), thread_name_prefix="backend")
+        starting = ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="backend")
         reading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recordings")  # while processes start
         try:
             with threadpool_limits(limits=1):  # workers keep the other cores busy; see DESIGN
