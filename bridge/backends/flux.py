@@ -784,7 +784,7 @@ class Flux:
             except self.error as error:
                 crashed = Reply.without_values(case.quantities, CRASHED, first_line(str(error)))
                 outputs = interpret(case, variant, self._answer(question | {"want_gradients": False}))
-                return Reply(crashed.answers | {"y": outputs.answers["y"]})
+                return Reply(crashed.answers | {"y": outputs.answers["y"]}, start=outputs.start)
         except self.error as error:
             return Reply.without_values(case.quantities, CRASHED, first_line(str(error)))
 

@@ -410,7 +410,8 @@ end
 
 # ---- the forward pass, in a fresh state, applied in the same way
 
-function outputs(v::Variant, r::Run)
+"The outputs; what a stale run started from goes into `out`."
+function outputs!(out, v::Variant, r::Run)
     if v.model == :layer
         models = Tuple(flux_layer(c, false) for c in flux_cells(r))
         ys, _ = through_layers(models, Tuple(map(bare, r.states)), sequence(v, r.xs), false)
@@ -425,7 +426,10 @@ function outputs(v::Variant, r::Run)
     m = stateful_model(v, r)
     how = Val(v.application)
     xs = sequence(v, r.xs)
-    v.reset == :stale && apply(how, m, xs)
+    if v.reset == :stale
+        apply(how, m, xs)
+        start_of_run!(out, r, last_state(m))
+    end
     ys = apply(how, m, xs)
     return v.application == :array3d ? permutedims(ys, (3, 2, 1)) : from_steps(ys)
 end
@@ -515,7 +519,7 @@ function gradients(;
     out = want_gradients ? run_variant(v, fresh(given), want_x) : Dict{String, Any}()
     summed(key) = get(out, key, nothing) isa Matrix
     any(summed, ("dh0", "dc0", "dstate_h", "dstate_c")) && (out["batch_summed"] = true)
-    want_y && (out["y"] = outputs(v, fresh(given)))
+    want_y && (out["y"] = outputs!(out, v, fresh(given)))
     return out
 end
 
