@@ -18,7 +18,7 @@ from bridge.verdicts import NOT_FINITE
 _COMPILED = 120  # calls where every new element type, size of a stack or head is compiled first
 _CALLS = {CRASHED: 40, TIMED_OUT: 0}  # each costs a new process, or the whole time limit
 
-_LARGE = {"float32": 1e30, "float64": 1e40}  # what overflows where squares, or float32 intermediates, are formed
+_LARGE = {"float32": 1e29, "float64": 1e39}  # what overflows where squares, or float32 intermediates, are formed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,7 @@ def shrink(task: Task, shows: Shows, calls: int = CALLS, sizes: Sequence[float] 
     task : a task that shows it.
     shows : asks the backend.
     calls : how often at most.
-    sizes : what to multiply a readable sequence by, the simplest first.
+    sizes : of the numbers in the sequence, the simplest first.
     """
     best = _Best(task, shows, calls)
     case = task.case
@@ -57,7 +57,7 @@ def shrink(task: Task, shows: Shows, calls: int = CALLS, sizes: Sequence[float] 
 
 
 def _times(case: Case, size: float) -> Case:
-    return case if size == 1 else case.replace(x=np.rint(10 * case.x) * (size / 10))  # of tenths, so that it reads well
+    return case if size == 1 else case.replace(x=np.rint(10 * case.x) * size)  # whole numbers of it read well
 
 
 class _Best:
