@@ -188,7 +188,7 @@ class Noisy:
         return self._noised(product, spread, (len(product), self.replicas, product.shape[-1])).swapaxes(0, 1)
 
     def rounded(self, value: Array) -> Array:
-        """Multiply by ``1 + u * U(-1, 1)``, in place."""
+        """Add the values' rounding errors, in place."""
         value += self._errors_of(value)
         return value
 

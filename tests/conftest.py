@@ -8,7 +8,9 @@ import hypothesis
 import pytest
 
 import bridge
-from bridge.config import cache_folder
+from bridge.backends import flux
+from bridge.config import cache_folder, load_config
+from bridge.workers import Worker
 
 # a run of the tests draws the same cases each time
 hypothesis.settings.register_profile("repeatable", derandomize=True)
@@ -31,6 +33,23 @@ def users_cache(empty_cache):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADBRIDGE_CACHE", USERS_CACHE)
         yield
+
+
+@pytest.fixture(scope="module", params=range(4))
+def line(request, users_cache):
+    """A live Flux line's worker, with what it says of itself."""
+    named = flux.named_lines(None, load_config()["flux"])
+    lines = [*named, *(line for line in flux.managed_lines() if line.installed)]
+    if not lines:
+        pytest.skip(
+            "no live Flux found: set PYTHON_JULIACALL_EXE and PYTHON_JULIACALL_PROJECT, name one in gradbridge.toml, "
+            "or let `gradbridge flux --live` install one"
+        )
+    if request.param >= len(lines):
+        pytest.skip(f"only {len(lines)} live Flux found")
+    worker = Worker(lines[request.param].launch, 600)
+    yield worker, worker.start()
+    worker.stop()
 
 
 @pytest.fixture(scope="session")

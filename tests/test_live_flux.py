@@ -5,31 +5,6 @@ import pytest
 import bridge
 from bridge.answers import Task, blocks
 from bridge.backends import flux, recorded
-from bridge.config import load_config
-from bridge.workers import Worker
-
-MISSING = (
-    "no live Flux found: set PYTHON_JULIACALL_EXE and PYTHON_JULIACALL_PROJECT, name one in gradbridge.toml, "
-    "or let `gradbridge flux --live` install one"
-)
-
-
-def found():
-    lines = flux.named_lines(None, load_config()["flux"])
-    return [*lines, *(line for line in flux.managed_lines() if line.installed)]
-
-
-@pytest.fixture(scope="module", params=range(4))
-def line(request, users_cache):
-    """A live line's worker, with what it says of itself."""
-    lines = found()
-    if not lines:
-        pytest.skip(MISSING)
-    if request.param >= len(lines):
-        pytest.skip(f"only {len(lines)} live Flux found")
-    worker = Worker(lines[request.param].launch, 600)
-    yield worker, worker.start()
-    worker.stop()
 
 
 def recording_of(info):

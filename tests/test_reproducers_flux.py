@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from random_cases import random_case
-from test_live_flux import MISSING, found
 
 import bridge
 from bridge.answers import CRASHED, TIMED_OUT, Task
@@ -18,7 +17,6 @@ from bridge.backends import flux, recorded
 from bridge.reproducers import Fault, Wanted, reproduce, script
 from bridge.tolerance import truth
 from bridge.verdicts import DISAGREES, judge_reply
-from bridge.workers import Worker
 
 LINES = {recording.line: recording for recording in recorded.find() if recording.line.startswith("flux-")}
 ALL = ("dx", "dweight_ih", "dweight_hh", "dbias_ih", "dbias_hh", "dh0", "dc0")
@@ -134,18 +132,6 @@ def test_no_script_is_written_where_flux_cannot_be_asked():
     assert written("flux-0.16.5", "cell-for-explicit", biased) is None
     assert written("flux-0.16.5", "cell-for-explicit", CASES[0], verdict=TIMED_OUT) is None
     assert written("flux-0.16.5", "cell-for-explicit", CASES[0], quantities=("y",)) is None
-
-
-@pytest.fixture(scope="module", params=range(4))
-def line(request, users_cache):
-    lines = found()
-    if not lines:
-        pytest.skip(MISSING)
-    if request.param >= len(lines):
-        pytest.skip(f"only {len(lines)} live Flux found")
-    worker = Worker(lines[request.param].launch, 600)
-    yield worker, worker.start()
-    worker.stop()
 
 
 @pytest.mark.live
