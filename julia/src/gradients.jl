@@ -500,13 +500,7 @@ function gradients(;
     T = eltype(x)
     step = loss_step === nothing ? 0 : Int(loss_step)
     heads = to_steps(T, head)
-    loss = Loss(
-        heads,
-        stacked(heads),
-        step,
-        to_layers(T, head_hn),
-        to_layers(T, head_cn),
-    )
+    loss = Loss(heads, stacked(heads), step, to_layers(T, head_hn), to_layers(T, head_cn))
     given = Run(
         mode,
         [Matrix{T}(w) for w in weight_ih],

@@ -92,7 +92,10 @@ if LINE < 16
         carried = merge(k, (h0 = hn, c0 = cn))
         @test isapprox(d["y"], truth_forward(carried)[1]; atol = 1.0e-12)
         check_weights(carried, d)
-        alone = run_case("$model-for-implicit-weights-stale", merge(k, (want_gradients = false,)))
+        alone = run_case(
+            "$model-for-implicit-weights-stale",
+            merge(k, (want_gradients = false,)),
+        )
         @test alone["y"] == d["y"]
         @test alone["start_h"] == d["start_h"]
         @test alone["start_c"] == d["start_c"]
