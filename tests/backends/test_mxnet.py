@@ -52,12 +52,22 @@ def dx(comparison, variant, seq_len):
     return rows["value"].to_numpy().reshape(seq_len, 2), rows["verdict"].to_numpy().reshape(seq_len, 2)
 
 
+def assert_digits(value, published):
+    """Equal within 3e-8 and one unit in the last place of each state h.
+
+    The report's digits hold for the BLAS kernel of its CPU. Another rounds a state in [0.5, 1) to its neighbour, 2**-24
+    away, and dx = W_ih.T @ ((1 - h**2) * dh) with dh = 1 moves by 2 * h * 2**-24 * |W_ih| (1.05e-7 on an AMD EPYC).
+    """
+    weight_ih = bridge.load_case("mxnet-21143").params[0][0].weight_ih
+    assert (np.abs(value - published) <= 3e-8 + 2 * 2**-24 * np.abs(weight_ih).sum(axis=0)).all()
+
+
 @pytest.mark.live
 @pytest.mark.parametrize("variant", ["fused-native", "cached-native", "gluon-native"])
 @pytest.mark.parametrize("seq_len", [1, 2, 3, 4, 5])
 def test_native_kernel_gives_the_reports_digits_and_is_wrong_at_every_position_but_the_last(seed_run, variant, seq_len):
     value, verdict = dx(seed_run, variant, seq_len)
-    np.testing.assert_allclose(value, NATIVE[:seq_len], rtol=0, atol=3e-8)
+    assert_digits(value, NATIVE[:seq_len])
     assert (verdict[:-1] == "disagrees").all()
     assert (verdict[-1] == "agrees").all()
 
@@ -66,7 +76,7 @@ def test_native_kernel_gives_the_reports_digits_and_is_wrong_at_every_position_b
 @pytest.mark.parametrize("variant", ["fused-onednn", "cached-onednn", "gluon-onednn", "unrolled"])
 def test_other_kernels_give_the_other_digits_and_agree(seed_run, variant):
     value, _ = dx(seed_run, variant, 5)
-    np.testing.assert_allclose(value, ONEDNN, rtol=0, atol=6e-8 if variant == "unrolled" else 3e-8)
+    assert_digits(value, ONEDNN)
     summary = seed_run.summary[seed_run.summary["backend"].str.endswith("/" + variant)]
     assert set(summary["verdict"]) == {"agrees"}
 
