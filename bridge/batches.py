@@ -218,10 +218,15 @@ def examine(
     ]
     for ending in (CRASHED, TIMED_OUT):
         if dead := tuple(name for name, one in judged.items() if one.verdict == ending):
-            symptoms.append(_symptom(ending, re.sub(r"\d+", "#", judged[dead[0]].reason), dead, math.nan))
+            symptoms.append(_symptom(ending, _last_words(judged[dead[0]].reason), dead, math.nan))
     written = [note.partition(WROTE_INTO)[2].strip() for note in reply.notes if WROTE_INTO in note]
     symptoms += [_symptom(DISAGREES, OVERWRITTEN, (name,), math.nan) for name in written]
     return {"verdict": verdict, "reason": reason, "symptoms": symptoms}
+
+
+def _last_words(reason: str) -> str:
+    """What an error says without the case's own: numbers, and from where on a Julia message lists types."""
+    return re.sub(r"\d+", "#", re.split(r"\(::|\{", reason, maxsplit=1)[0])
 
 
 def _beyond(judged: Mapping[str, Judged], dtype: str) -> bool:

@@ -17,6 +17,7 @@ from planted_backend import Here, planted
 
 import bridge
 from bridge import batches, kinds
+from bridge.answers import CRASHED, Reply
 from bridge.backends.registry import Sources
 from bridge.batches import Assignment, examine, run_batch
 from bridge.errors import BadInputError
@@ -88,6 +89,28 @@ def test_accepted_shapes_and_deaths_are_findings(tmp_path):
     assert kind.verdict == "crashed"
     assert kind.condition.text == "mode == gru"
     assert set(found.cases.loc[found.cases["mode"] == "gru", "reason"]) == {"the process ended with exit code 7"}
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (  # shared/observations/flux-0.14.25.csv, on flux-rnn-tanh and flux-lstm
+            "MethodError: no method matching +(::@NamedTuple{cell::@NamedTuple{σ::Nothing; Wi::Matrix{Float64}; Wh::",
+            "MethodError: no method matching +",
+        ),
+        (
+            "MethodError: no method matching +(::@NamedTuple{cell::@NamedTuple{Wi::Matrix{Float64}; Wh::Matrix{",
+            "MethodError: no method matching +",
+        ),
+        ("the process ended with exit code 7", "the process ended with exit code #"),
+        ("DimensionMismatch: arrays have 3 and 4 rows", "DimensionMismatch: arrays have # and # rows"),
+    ],
+)
+def test_one_defect_that_raises_on_other_types_and_sizes_is_one_finding(said, kept):
+    task = next(one.task for one in (sample(1, index) for index in range(50)) if not one.task.special)
+    reply = Reply.without_values(task.case.quantities, CRASHED, said)
+    (symptom,) = examine("here", task, truth(task), reply, Matcher())["symptoms"]
+    assert symptom["fault"] == kept
 
 
 def test_of_a_backends_notes_only_an_overwritten_input_is_a_finding():
