@@ -7,6 +7,7 @@ So that resuming, several jobs and a cluster meet the same cases, each draws fro
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -63,6 +64,7 @@ class Sample:
             "head": case.head if isinstance(case.head, str) else "given",
             "head of states": case.head_hn is not None,
             **self.traits,
+            "reset bias": case.mode == "gru" and reset_bias(case),
             "grad_req": "add" if task.accumulate > 1 else "write",
             "training": task.training,
             "malformed": task.malformed,
@@ -74,6 +76,7 @@ def sample(seed: int, index: int) -> Sample:
 
     Sequence lengths and sizes are drawn evenly on a logarithmic scale, so that small ones are common; weights are
     normal of standard deviation 0.1, 1/sqrt(H), 0.5, 1 or 5, zero, or come with biases of +-20 that saturate the gates.
+    Half of the GRUs have no bias inside the reset gate's product: other GRUs Flux cannot express.
     """
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,)))
     mode = _pick(rng, tuple(GATES))
@@ -112,6 +115,8 @@ def sample(seed: int, index: int) -> Sample:
     )
     way = _pick(rng, ("plain", "add", "predict", "malformed"), (0.75, 0.12, 0.08, 0.05))
     malformed = _pick(rng, MALFORMED)
+    if mode == "gru" and _pick(rng, (False, True)):
+        case = without_reset_bias(case)
     task = Task(
         case,
         length,
@@ -120,6 +125,27 @@ def sample(seed: int, index: int) -> Sample:
         malformed=malformed if way == "malformed" else "",
     )
     return Sample(index, task, traits)
+
+
+def reset_bias(case: Case) -> bool:
+    """Whether a GRU has a bias inside the reset gate's product: in ``bias_hh``'s n rows."""
+    return any(cell.bias_hh[2 * case.hidden_size :].any() for layer in case.params for cell in layer)
+
+
+def without_reset_bias(case: Case) -> Case:
+    """Return a GRU with ``bias_hh``'s n rows zero."""
+    kept = np.arange(3 * case.hidden_size) < 2 * case.hidden_size
+    return case.replace(
+        params=tuple(
+            tuple(cell._replace(bias_hh=np.where(kept, cell.bias_hh, 0)) for cell in layer) for layer in case.params
+        )
+    )
+
+
+def signature(seed: int) -> str:
+    """Digest of the first 100 cases of a seed: a changed space is another one, whose cases do not mix with these."""
+    digests = (sample(seed, index).task.case.digest() for index in range(100))
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _pick(rng: np.random.Generator, choices: Sequence[_T], odds: Sequence[float] | None = None) -> _T:

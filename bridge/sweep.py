@@ -35,6 +35,7 @@ from bridge.known import Entry, Sorted, sort
 from bridge.reduction import Reduced, reduce
 from bridge.report.files import check_writable, unwritable, write_csv, write_json, write_report
 from bridge.serve import end_with_parent
+from bridge.space import signature
 from bridge.verdicts import AGREES, DISAGREES, NOT_FINITE, NOT_REPEATABLE, SHORT
 
 if TYPE_CHECKING:
@@ -225,6 +226,7 @@ class Journal:
         plan = {
             "gradbridge": bridge.__version__,
             "seed": assignment.seed,
+            "cases": signature(assignment.seed),
             "backends": list(assignment.names),
             "batch": assignment.batch,
         }

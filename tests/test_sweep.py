@@ -64,6 +64,9 @@ def test_the_space_reaches_its_bounds():
     assert features.loc[features["mode"] == "lstm", "requested"].nunique() == 15
     assert features.loc[features["mode"] == "gru", "requested"].nunique() == 7
     assert features["malformed"].nunique() == 9
+    gru = features.loc[features["mode"] == "gru", "reset bias"]
+    assert 0.3 < gru.mean() < 0.6  # zero weights have none either
+    assert not features.loc[features["mode"] != "gru", "reset bias"].any()
 
 
 @pytest.mark.parametrize("fault", CATALOGUE)
@@ -222,6 +225,10 @@ def test_another_sweep_in_the_folder_is_refused(tmp_path):
         sweep([planted()], out=tmp_path, max_cases=3, jobs=1)
     with pytest.raises(BadInputError, match="seed: expected 0, as the sweep began, found 1"):
         sweep([planted()], out=tmp_path, max_cases=3, jobs=1, seed=1, resume=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bridge.space.MAX_SEQ_LEN", 39)
+        with pytest.raises(BadInputError, match=r"cases: expected [0-9a-f]{64}, as the sweep began, found"):
+            sweep([planted()], out=tmp_path, max_cases=3, jobs=1, resume=True)
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(BadInputError, match="a folder that can be written"):
