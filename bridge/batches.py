@@ -196,7 +196,8 @@ def examine(
     Returns
     -------
     dict of ``verdict``, ``reason`` and ``symptoms``: each a dict of ``verdict``, ``fault``, ``quantities``,
-    ``rel_err`` (the worst, NaN where there are no values).
+    ``rel_err`` (the worst, NaN where there are no values), ``detailed`` (the faults of a match with their parameters,
+    else empty).
     """
     if known is None:
         return _malformed(task, reply)
@@ -213,6 +214,7 @@ def examine(
             "+".join(match.kinds) or UNEXPLAINED,
             match.quantities,
             max(_worst(judged[quantity]) for quantity in match.quantities),
+            match.fault if match.faults else "",
         )
         for match in matcher.diagnose([Seen(known, judged)], backend.partition("-")[0], quick)
     ]
@@ -250,8 +252,10 @@ def _malformed(task: Task, reply: Reply) -> dict[str, Any]:
     return {"verdict": DISAGREES, "reason": reason, "symptoms": [symptom]}
 
 
-def _symptom(verdict: str, fault: str, quantities: Sequence[str], rel_err: float) -> dict[str, Any]:
-    return {"verdict": verdict, "fault": fault, "quantities": list(quantities), "rel_err": rel_err}
+def _symptom(verdict: str, fault: str, quantities: Sequence[str], rel_err: float, detailed: str = "") -> dict[str, Any]:
+    return {
+        "verdict": verdict, "fault": fault, "quantities": list(quantities), "rel_err": rel_err, "detailed": detailed
+    }  # fmt: skip
 
 
 def _worst(judged: Judged) -> float:

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from bridge.answers import Task, blocks
+from bridge.answers import Answer, Task, blocks
 from bridge.arithmetic import Arithmetic, Array, Exact, Linear
 from bridge.case import Case
 from bridge.cells import GRU, Pulled
 from bridge.reference import Gradients, Strand, Tape, accumulated, side_by_side, without_replicas
 from bridge.tolerance import Truth, swamped, truth
-from bridge.verdicts import NOT_FINITE, NOT_REPEATABLE, WRONG, Judged
+from bridge.verdicts import NOT_FINITE, NOT_REPEATABLE, WRONG, Judged, judge
 
 UNEXPLAINED = "unexplained"
 WEIGHTS = ("dweight_ih", "dweight_hh")
@@ -877,6 +877,32 @@ class Matcher:
                 self.tapes[tape_key] = Tape(task.case, task.seq_len, Exact())
             self.known[key] = compute(task, merged, self.tapes[tape_key])
         return changed(self.known[key], merged)
+
+
+def alike(known: Truth, one: str, other: str) -> bool:
+    """Whether a case cannot tell two faults apart: what the one gives matches the other, by the measure of a match.
+
+    Parameters
+    ----------
+    known : the truth of the case.
+    one : a fault, or two, as :attr:`Match.fault` writes them.
+    other : names of faults joined by ``+``, whose parameters may be any.
+    """
+    task = known.task
+    every = [*variants(task.case), FLOAT32]
+    mine = tuple(fault for text in one.split(" + ") for fault in every if str(fault) == text)
+    names = other.split("+")
+    if (FLOAT32 in mine) != (FLOAT32.name in names) or not mine:
+        return False  # coarse rounding would swallow what the other says
+    found = gradients(task, mine)
+    if found is None:
+        return False
+    if FLOAT32 in mine:
+        known = truth(task, "float32")
+    seen = Seen(known, {name: judge(name, Answer(found[name]), known) for name in task.case.quantities})
+    matcher = Matcher()
+    theirs = itertools.product(*([fault for fault in every if fault.name == name] for name in names))
+    return any(matcher.compare([seen], faults, task.case.quantities)[0] <= SLACK for faults in theirs)
 
 
 def _known_in(framework: str, faults: Sequence[Fault]) -> bool:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, UNSUPPORTED
 from bridge.batches import ACCEPTED, OVERWRITTEN, TOO_MANY
 from bridge.conditions import Condition, separate
-from bridge.faults import CATALOGUE
+from bridge.faults import CATALOGUE, alike
+from bridge.space import sample
+from bridge.tolerance import Truth, truth
 from bridge.verdicts import DISAGREES, NOT_FINITE, NOT_REPEATABLE
 
 Row = Mapping[str, Any]
@@ -38,7 +41,7 @@ class Kind:
     backend, verdict, fault : what it is.
     quantities : all that it was seen in.
     condition : when it strikes.
-    indices : the cases that show it, smallest first.
+    indices : the cases that show it, smallest first; those that show another as well come last.
     worst_rel_err : over all of them; NaN where there were no values to compare.
     """
 
@@ -119,6 +122,39 @@ class Stops:
         return {**row, "results": kept}
 
 
+def settle(rows: Sequence[Row], seed: int) -> list[Row]:
+    """Give a fault that a case cannot tell from another the name that more of the backend's cases have.
+
+    Where only the last step has a head gradient, say, several faults are the same; each would be a finding of its own.
+    """
+    counts = Counter(
+        (backend, symptom["fault"])
+        for row in rows
+        for backend, result in row["results"].items()
+        for symptom in result["symptoms"]
+        if symptom["detailed"]  # a catalogued fault, computed and compared
+    )
+    return [_settled(row, seed, counts) for row in rows]
+
+
+def _settled(row: Row, seed: int, counts: Mapping[tuple[str, str], int]) -> Row:
+    known: list[Truth] = []
+
+    def settled(backend: str, symptom: Mapping[str, Any]) -> Mapping[str, Any]:
+        count = counts.get((backend, symptom["fault"]), 0)
+        usual = sorted((-n, fault) for (one, fault), n in counts.items() if one == backend and n > count > 0)
+        if usual and not known:
+            known.append(truth(sample(seed, row["index"]).task))
+        name = next((fault for _, fault in usual if alike(known[0], symptom["detailed"], fault)), None)
+        return symptom if name is None else {**symptom, "fault": name, "instead": symptom["fault"]}
+
+    results = {
+        backend: {**result, "symptoms": [settled(backend, symptom) for symptom in result["symptoms"]]}
+        for backend, result in row["results"].items()
+    }
+    return {**row, "results": results}
+
+
 def group(rows: Sequence[Row]) -> list[Kind]:
     """Group what was wrong into kinds, by backend, verdict and fault."""
     members: dict[tuple[str, str, str], list[tuple[Row, Mapping[str, Any]]]] = {}
@@ -132,6 +168,7 @@ def group(rows: Sequence[Row]) -> list[Kind]:
 def _kind(key: tuple[str, str, str], found: list[tuple[Row, Mapping[str, Any]]], rows: Sequence[Row]) -> Kind:
     backend = key[0]
     failing = {row["index"]: row for row, _ in found}
+    ambiguous = {row["index"] for row, symptom in found if "instead" in symptom}
     passing = [
         row["features"]
         for row in rows
@@ -141,7 +178,7 @@ def _kind(key: tuple[str, str, str], found: list[tuple[Row, Mapping[str, Any]]],
     ]
     quantities = dict.fromkeys(name for _, symptom in found for name in symptom["quantities"])
     errors = [symptom["rel_err"] for _, symptom in found if not math.isnan(symptom["rel_err"])]
-    smallest = sorted(failing, key=lambda index: (*_size(failing[index]["features"]), index))
+    smallest = sorted(failing, key=lambda index: (index in ambiguous, *_size(failing[index]["features"]), index))
     condition = separate([row["features"] for row in failing.values()], passing)
     return Kind(*key, tuple(quantities), condition, tuple(smallest), max(errors, default=math.nan))
 

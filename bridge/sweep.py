@@ -30,7 +30,7 @@ from bridge.backends.registry import Sources, select
 from bridge.batches import BATCH, Assignment, backend_rows, run_batch
 from bridge.case import atomic
 from bridge.errors import BadInputError
-from bridge.kinds import Kind, Row, Stops, group, rows_for_table
+from bridge.kinds import Kind, Row, Stops, group, rows_for_table, settle
 from bridge.known import Entry, Sorted, sort
 from bridge.reduction import Reduced, reduce
 from bridge.report.files import check_writable, unwritable, write_csv, write_json, write_report
@@ -167,7 +167,7 @@ def sweep(
             except KeyboardInterrupt:
                 interrupted = True
             stops = Stops()
-            rows = [stops.feed(row) for row in journal.rows(max_cases)]
+            rows = settle([stops.feed(row) for row in journal.rows(max_cases)], assignment.seed)
             kinds = group(rows)
             reduced: dict[tuple[str, str, str], Reduced] = {}
             described: dict[str, dict[str, str]] = {}

@@ -80,6 +80,45 @@ def test_a_planted_fault_is_found_within_300_cases(fault):
     assert fault in {name for kind in found for name in kind.split("+")}
 
 
+def test_a_case_that_cannot_tell_two_faults_apart_counts_for_the_usual_one():
+    rows = run_batch(assignment(Here("forward-order-absorbed"), seed=1), 0, 60)
+    names = {one["fault"] for one in symptoms(rows)}
+    assert {"forward-order", "recurrent-term-dropped"} <= names  # with one step, or a head on the last one alone
+    settled = kinds.settle(rows, 1)
+    (absorbed,) = [kind for kind in kinds.group(settled) if kind.verdict == "disagrees"]
+    assert absorbed.fault == "forward-order-absorbed"
+    clear = {row["index"] for row in rows if absorbed.fault in {one["fault"] for one in symptoms([row])}}
+    assert set(absorbed.indices[: len(clear)]) == clear  # what only this name explains is shrunk
+    assert set(absorbed.indices) == {
+        row["index"] for row in rows if any(one["verdict"] == "disagrees" for one in symptoms([row]))
+    }
+
+
+def test_two_faults_of_one_backend_stay_two():
+    first, second = (
+        run_batch(assignment(Here(fault), seed=1), 0, 60) for fault in ("forward-order", "forward-order-absorbed")
+    )
+    rows = [
+        {**row, "results": {"planted-1/two": result}}
+        for place, pair in enumerate(zip(first, second, strict=True))
+        for row in [pair[place % 2]]
+        for result in row["results"].values()
+    ]
+    settled = kinds.settle(rows, 1)
+    assert shown(settled, "forward-order-absorbed") >= shown(rows, "forward-order-absorbed")
+    told_apart = {
+        row["index"]
+        for row in first[::2]
+        if row["features"]["head"] != "last" and row["features"]["seq_len"] > 1 and symptoms([row])
+    }
+    assert told_apart
+    assert told_apart <= shown(settled, "forward-order")
+
+
+def shown(rows, fault):
+    return {row["index"] for row in rows if fault in {one["fault"] for one in symptoms([row])}}
+
+
 def test_a_right_backend_has_no_findings():
     assert not symptoms(run_batch(assignment(Here(""), seed=1), 0, 150))
 
