@@ -879,16 +879,15 @@ class Matcher:
         return changed(self.known[key], merged)
 
 
-def alike(known: Truth, one: str, other: str) -> bool:
+def alike(task: Task, one: str, other: str) -> bool:
     """Whether a case cannot tell two faults apart: what the one gives matches the other, by the measure of a match.
 
     Parameters
     ----------
-    known : the truth of the case.
+    task : Task
     one : a fault, or two, as :attr:`Match.fault` writes them.
     other : names of faults joined by ``+``, whose parameters may be any.
     """
-    task = known.task
     every = [*variants(task.case), FLOAT32]
     mine = tuple(fault for text in one.split(" + ") for fault in every if str(fault) == text)
     names = other.split("+")
@@ -897,8 +896,7 @@ def alike(known: Truth, one: str, other: str) -> bool:
     found = gradients(task, mine)
     if found is None:
         return False
-    if FLOAT32 in mine:
-        known = truth(task, "float32")
+    known = truth(task, "float32" if FLOAT32 in mine else None)
     seen = Seen(known, {name: judge(name, Answer(found[name]), known) for name in task.case.quantities})
     matcher = Matcher()
     theirs = itertools.product(*([fault for fault in every if fault.name == name] for name in names))

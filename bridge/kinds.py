@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections import Counter
@@ -14,7 +15,6 @@ from bridge.batches import ACCEPTED, OVERWRITTEN, TOO_MANY
 from bridge.conditions import Condition, separate
 from bridge.faults import CATALOGUE, alike
 from bridge.space import sample
-from bridge.tolerance import Truth, truth
 from bridge.verdicts import DISAGREES, NOT_FINITE, NOT_REPEATABLE
 
 Row = Mapping[str, Any]
@@ -138,14 +138,13 @@ def settle(rows: Sequence[Row], seed: int) -> list[Row]:
 
 
 def _settled(row: Row, seed: int, counts: Mapping[tuple[str, str], int]) -> Row:
-    known: list[Truth] = []
+    task = sample(seed, row["index"]).task
+    same = functools.cache(functools.partial(alike, task))  # many backends show the same
 
     def settled(backend: str, symptom: Mapping[str, Any]) -> Mapping[str, Any]:
         count = counts.get((backend, symptom["fault"]), 0)
         usual = sorted((-n, fault) for (one, fault), n in counts.items() if one == backend and n > count > 0)
-        if usual and not known:
-            known.append(truth(sample(seed, row["index"]).task))
-        name = next((fault for _, fault in usual if alike(known[0], symptom["detailed"], fault)), None)
+        name = next((fault for _, fault in usual if same(symptom["detailed"], fault)), None)
         return symptom if name is None else {**symptom, "fault": name, "instead": symptom["fault"]}
 
     results = {
