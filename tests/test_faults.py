@@ -9,7 +9,7 @@ from random_cases import random_case
 
 import bridge
 from bridge.answers import Answer, Task
-from bridge.case import MODES
+from bridge.case import MODES, Case, Weights
 from bridge.faults import CATALOGUE, Matcher, Seen, gradients, variants
 from bridge.reference import Tape
 from bridge.tolerance import truth
@@ -64,6 +64,46 @@ def test_faults_give_the_numbers_that_flux_was_seen_to_give(fault, dweight_ih, d
     numbers = [found[f"d{name}"][0][0].item() for name in ("weight_ih", "weight_hh", "bias_ih")]
     for number, expected in zip([*numbers, found["dh0"].item()], [dweight_ih, dweight_hh, dbias, dh0], strict=True):
         assert expected is None or number == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("variant", "fault", "head", "final", "expected"),
+    [
+        ("chain-map-explicit", "counted-repeatedly", (0, 0, 0), 1, (369, 121.5, 18, 40)),
+        ("chain-map-explicit", "counted-repeatedly", (0, 0, 1), 0, (369, 121.5, 18, 39)),
+        ("chain-map-explicit", "counted-repeatedly", (1, 0, 0), 1, (370, 122, 19, 43)),
+        ("chain-map-explicit", "counted-repeatedly", (0, 0, 1), 1, (738, 243, 36, 79)),
+        ("chain-broadcast-explicit", "forward-order counted-repeatedly", (0, 0, 0), 1, (963, 307.5, 18, 40)),
+        ("chain-broadcast-explicit", "forward-order counted-repeatedly", (0, 1, 0), 0, (320, 102, 5, 12)),
+        ("chain-broadcast-explicit", "forward-order counted-repeatedly", (1, 0, 0), 1, (1926, 615, 36, 79)),
+    ],
+)
+def test_a_final_states_head_gradient_counts_as_flux_0_14_25_was_seen_to_count_it(
+    variant, fault, head, final, expected
+):
+    """Values that the named variants returned, live, on a linear cell."""
+    weights = Weights(np.array([[2.0]]), np.array([[3.0]]), np.array([0.25]), np.array([0.0]))
+    case = Case(
+        name="linear",
+        mode="rnn_identity",
+        dtype="float64",
+        x=np.array([1.0, 10.0, 100.0]).reshape(3, 1, 1),
+        params=((weights,),),
+        h0=np.full((1, 1, 1), 0.5),
+        head=np.array(head, float).reshape(3, 1, 1),
+        head_hn=np.full((1, 1, 1), float(final)),
+        requested=("params", "h0"),
+    )
+    task, known = Task(case, 3), truth(Task(case, 3))
+    by_name = {one.name: one for one in variants(case)}
+    found = gradients(task, [by_name[name] for name in fault.split()])
+    numbers = [found[f"d{name}"][0][0].item() for name in ("weight_ih", "weight_hh", "bias_ih")]
+    np.testing.assert_allclose([*numbers, found["dh0"].item()], expected, rtol=1e-14)
+    answers = {name: Answer(found[name]) for name in case.quantities}
+    (match,) = Matcher().diagnose(
+        [Seen(known, {name: judge(name, answer, known) for name, answer in answers.items()})], "flux", quick=True
+    )
+    assert sorted(match.kinds) == sorted(fault.split())
 
 
 def test_dropping_the_recurrent_term_gives_the_digits_of_the_mxnet_report():
