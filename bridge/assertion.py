@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from bridge.backends.callables import KEYS, as_backend
-from bridge.case import Case, atomic, load_case
+from bridge.backends.callables import as_backend
+from bridge.case import QUANTITY_ORDER, Case, atomic, load_case
 from bridge.errors import BadInputError
 from bridge.faults import CATALOGUE, UNEXPLAINED, Match
 from bridge.report.tables import GRADIENTS, INDEX
@@ -41,7 +41,7 @@ def checked(
             expected = f"names out of {', '.join(case.quantities)}, which {case.name} asks for"
             raise BadInputError(where, "quantities", expected, repr(name))
     if not asked:
-        raise BadInputError(where, "quantities", "at least one of " + ", ".join(KEYS), "none")
+        raise BadInputError(where, "quantities", "at least one of " + ", ".join(QUANTITY_ORDER), "none")
     known = _names(where, "known_faults", known_faults)
     for name in known:
         for part in name.split(" + "):

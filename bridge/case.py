@@ -46,6 +46,9 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
 }
 """The gradients that each requestable thing stands for."""
 
+QUANTITY_ORDER = ("y", *(name for names in QUANTITIES.values() for name in names))
+"""All that is compared, in the order in which tables have it."""
+
 MAX_FILE_BYTES = 256 * 2**20
 """Largest case file that is read. Arrays beyond it belong in an ``.npz``."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from bridge.answers import CRASHED, TIMED_OUT, UNAVAILABLE, UNSUPPORTED
 from bridge.batches import ACCEPTED, OVERWRITTEN, TOO_MANY
+from bridge.case import QUANTITY_ORDER
 from bridge.conditions import Condition, separate
 from bridge.faults import CATALOGUE, alike
 from bridge.space import sample
@@ -175,11 +176,12 @@ def _kind(key: tuple[str, str, str], found: list[tuple[Row, Mapping[str, Any]]],
         and not result["symptoms"]
         and result["verdict"] not in (UNSUPPORTED, UNAVAILABLE)
     ]
-    quantities = dict.fromkeys(name for _, symptom in found for name in symptom["quantities"])
+    shown = {name for _, symptom in found for name in symptom["quantities"]}
+    quantities = tuple(name for name in QUANTITY_ORDER if name in shown)
     errors = [symptom["rel_err"] for _, symptom in found if not math.isnan(symptom["rel_err"])]
     smallest = sorted(failing, key=lambda index: (index in ambiguous, *_size(failing[index]["features"]), index))
     condition = separate([row["features"] for row in failing.values()], passing)
-    return Kind(*key, tuple(quantities), condition, tuple(smallest), max(errors, default=math.nan))
+    return Kind(*key, quantities, condition, tuple(smallest), max(errors, default=math.nan))
 
 
 def _size(features: Mapping[str, Any]) -> tuple[int, int]:

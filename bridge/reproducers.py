@@ -29,10 +29,15 @@ from bridge.workers import Launch
 RUN_SECONDS = 120.0
 """How long a script may take when it is tried, where nothing is compiled; a script for a hang waits half of it."""
 
-ORIGIN = (
-    "The expected values come from backpropagation through time in NumPy (float64, proven by complex-step "
-    "differentiation), the tolerance from simulated rounding noise on this very case."
-)
+NOTHING_EXPECTED = "No value is expected here: the call itself is what is wrong."
+ORIGINS = {
+    "values": "The expected values come from backpropagation through time in NumPy (float64, proven by complex-step "
+    "differentiation), the tolerance from simulated rounding noise on this very case.",
+    "repeats": "No value is expected here: the same call, made twice, is to give the same twice.",
+    "refuses": NOTHING_EXPECTED,
+    "dies": NOTHING_EXPECTED,
+}
+"""Where the expected values come from, by how a script finds out; see :func:`ending`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +156,7 @@ def _shown(one: Wanted, text: str, printed: Mapping[str, str]) -> Reproducer | N
         gradbridge=bridge.__version__,
         sizes=_sizes(task),
         command=f"{kind.language} {name}",
-        origin=ORIGIN,
+        origin=ORIGINS[ending(fault.verdict, task)],
         language=kind.language,
         script=text,
         printed=printed[name].strip(),
@@ -215,7 +220,7 @@ def _mxnet(backend: Backend, task: Task, fault: Fault, versions: Mapping[str, st
         .render(
             title=fault.title,
             what=" ".join(filter(None, [fault.what, fault.when])),
-            origin=ORIGIN if how == "values" else "No value is expected here: the call itself is what is wrong.",
+            origin=ORIGINS[how],
             gradbridge=bridge.__version__,
             versions=_versions(versions),
             ending=how,
@@ -253,7 +258,7 @@ def _flux(backend: Backend, task: Task, fault: Fault, versions: Mapping[str, str
             title=fault.title,
             what=" ".join(filter(None, [fault.what, fault.when])),
             about=backend.about,
-            origin=ORIGIN if how == "values" else "No value is expected here: the call itself is what is wrong.",
+            origin=ORIGINS[how],
             gradbridge=bridge.__version__,
             versions=_versions(versions),
             ending=how,

@@ -19,7 +19,7 @@ import numpy as np
 from bridge.answers import CRASHED, UNSUPPORTED, Answer, Reply, Task, first_line
 from bridge.arithmetic import Array
 from bridge.backends.base import LiveBackend
-from bridge.case import QUANTITIES, Case
+from bridge.case import QUANTITIES, QUANTITY_ORDER, Case
 from bridge.errors import BadInputError, UnsupportedError
 from bridge.options import Workaround
 from bridge.serve import answer
@@ -27,9 +27,6 @@ from bridge.workers import Launch, Worker
 
 GROUP = "gradbridge.backends"
 """The entry point group in which a package names its backends."""
-
-KEYS = ("y", *(name for names in QUANTITIES.values() for name in names))
-"""Every key that a callable may return."""
 
 Function = Callable[[Case], Mapping[str, Any]]
 
@@ -209,9 +206,11 @@ class Served:
             raise UnsupportedError(str(error) or "not implemented") from None
         if not isinstance(given, Mapping):
             raise TypeError(f"the callable returned {type(given).__name__}, not a dict of arrays")
-        unknown = next((key for key in given if key not in KEYS), None)
+        unknown = next((key for key in given if key not in QUANTITY_ORDER), None)
         if unknown is not None:
-            raise ValueError(f"the callable returned the unknown key {unknown!r}; known are {', '.join(KEYS)}")
+            raise ValueError(
+                f"the callable returned the unknown key {unknown!r}; known are {', '.join(QUANTITY_ORDER)}"
+            )
         return Reply({name: _checked(name, given.get(name), case) for name in case.quantities})
 
     def disturb(self) -> None:

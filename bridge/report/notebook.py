@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bridge.case import QUANTITY_ORDER
 from bridge.errors import BadInputError
-from bridge.report.tables import QUANTITY_ORDER, SEQUENCES
+from bridge.report.tables import SEQUENCES
 from bridge.verdicts import SHORT
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from bridge.arithmetic import Array
-from bridge.case import QUANTITIES
+from bridge.case import QUANTITY_ORDER
 from bridge.verdicts import AGREES, DISAGREES, NOT_REPEATABLE, VERDICTS, Block, Judged
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 SEQUENCES = ("y", "dx")
 STATES = ("dh0", "dc0")
-QUANTITY_ORDER = ("y", *(name for names in QUANTITIES.values() for name in names))
 
 GRADIENTS = (
     "case", "backend", "quantity", "seq_len", "loss_step", "timestep", "layer", "direction", "batch", "row", "col",
